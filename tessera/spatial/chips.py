@@ -28,7 +28,8 @@ from tessera.spatial.importer.together import together
 from tessera.transforms.shard.partition import shard
 from tessera.util.errors import OptionError
 
-WORDS = ("tensor", "pipeline", "batches")
+WORDS = ("tensor", "pipeline", "batches", "blocks")
+LARGE = 8  # a weight is large that takes more than this part of a chip's memory
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Cut:
     tensor: int = 1
     pipeline: int = 1
     batches: int = 1
+    blocks: int = 0  # equal ones, each kind of which is mapped once; 0: the model is mapped whole
 
     @classmethod
     def of(cls, words: Mapping[str, int] | None, chips: int) -> Cut:
@@ -63,7 +65,7 @@ def spread(got: Captured, machine: SpatialMachine, chips: int, cut: Cut) -> tupl
     """The graph of all chips, and their cores."""
     size = block(machine, cut.tensor)
     mesh = Mesh.of(down=size[0], across=size[1])
-    local = got.trace if mesh.ranks == 1 else partitioned(got, mesh)
+    local = got.trace if mesh.ranks == 1 else partitioned(got, mesh, machine)
     if cut.pipeline == cut.batches == 1 and (local is None or mesh.ranks == 1):  # tiles go to any chip
         return got.graph, tuple(core for chip in range(chips) for core in machine.cores(chip))
     if local is None:
@@ -77,15 +79,17 @@ def spread(got: Captured, machine: SpatialMachine, chips: int, cut: Cut) -> tupl
     return graph, tuple(core for stage in stages for chip in stage for core in machine.cores(chip))
 
 
-def partitioned(got: Captured, mesh: Mesh) -> Trace | None:
-    """The program of one rank; None where no weight can be cut."""
+def partitioned(got: Captured, mesh: Mesh, machine: SpatialMachine) -> Trace | None:
+    """The program of one rank; None where no weight can be cut. A cut that some reader must undo pays for weights that
+    take much of a chip alone."""
+    large = machine.sram.size * len(machine.cores()) // LARGE
     lies = {v: Placement.whole(mesh, v.shape) for v in got.weights}
     before = 1
     for axis, ranks in mesh.axes:
         before *= ranks
         cuts, lost = columns_and_rows(got.trace, lies, ranks), columns_and_rows(got.trace, lies, before).lost
         states = {v: after for v, after in got.trace.mutations.items() if not lost & cuts.of.get(after, lost)}
-        dims = {v: dim for v, dim in cuts.weights.items() if v not in lost}
+        dims = {v: dim for v, dim in cuts.weights.items() if v not in lost or int(v.nbytes()) > large}
         for v, dim in (dims | {v: cuts.split[after] for v, after in states.items() if after in cuts.split}).items():
             if ranks > 1 and lies[v].local(dim) % ranks == 0:
                 lies[v] = lies[v].with_axis(dim, axis)
@@ -136,6 +140,14 @@ def shape(machine: SpatialMachine) -> tuple[int, int]:
     return grid or (1, machine.chip_count)
 
 
+def fits(machine: SpatialMachine, cut: Cut) -> bool:
+    try:
+        chosen(machine, block(machine, cut.tensor), cut.pipeline)
+    except OptionError:
+        return False
+    return True
+
+
 def chosen(machine: SpatialMachine, size: tuple[int, int], stages: int) -> list[list[int]]:
     """The chips of each stage, by rank: rectangles side by side, back and forth, so that stages are neighbours."""
     (rows, columns), (down, across) = shape(machine), size
@@ -179,6 +191,7 @@ def cycles(machine: SpatialMachine, node: Node) -> float:
     """What a node takes of a chip, roughly."""
     match node:
         case Product():
+            durations.check_type(machine, node)
             batch, m, k = node.x.shape
             return batch * durations.product(machine, m, k, node.w.shape[2], node.dtype)
         case Expression():

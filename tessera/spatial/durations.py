@@ -7,7 +7,8 @@ import math
 import torch
 
 from tessera.machines.spatial import SpatialMachine
-from tessera.spatial.graph import Tree, functions
+from tessera.spatial.errors import MapError
+from tessera.spatial.graph import Product, Tree, functions
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -31,6 +32,12 @@ def folds(machine: SpatialMachine, m: int, k: int, n: int) -> tuple[int, int]:
             return math.ceil(k / rows) * math.ceil(m / columns), n
         case _:
             return math.ceil(m / rows) * math.ceil(n / columns), k
+
+
+def check_type(machine: SpatialMachine, node: Product) -> None:
+    if dtype_name(node.dtype) not in machine.matrix.passes:
+        known = ", ".join(machine.matrix.passes)
+        raise MapError(f"{machine.key}'s array multiplies {known}, not {node.dtype}: called at {node.home.source}")
 
 
 def product(machine: SpatialMachine, m: int, k: int, n: int, dtype: torch.dtype) -> int:

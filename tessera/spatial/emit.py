@@ -63,7 +63,8 @@ def _line(b: Buffer) -> Line:
     tile = b.tile
     kind = TensorType(durations.dtype_name(tile.dtype), (tile.rows, tile.columns))
     if isinstance(tile, Held):
-        return Line(tile.name, kind, b.address, tile.nbytes, None, tile.state, Ref(tile.tensor, _spans(tile.box)))
+        return Line(tile.name, kind, b.address, tile.nbytes, None, tile.state,
+                    Ref(tile.tensor, _spans(tile.box)) if tile.tensor else None)  # fmt: skip
     return Line(tile.name, kind, b.address, tile.nbytes, (b.start, b.end))
 
 

@@ -161,6 +161,22 @@ class Scatter(Node):
 
 
 @dataclass(eq=False)
+class Left(Node):
+    """What an earlier part of the program left on this chip, under the home's name."""
+
+
+@dataclass(eq=False)
+class Leave(Node):
+    """Leaves a value on this chip for later parts, under the home's name."""
+
+    value: Map  # [rows, columns]
+
+    @property
+    def maps(self) -> list[Map]:
+        return [self.value]
+
+
+@dataclass(eq=False)
 class Graph:
     name: str
     nodes: list[Node] = field(default_factory=list)
@@ -180,6 +196,13 @@ class Graph:
         made = Home(self.fresh(name), dtype, rows, columns, base, source)
         self.homes.append(made)
         return made
+
+    def left(self, number: int, dtype: torch.dtype, rows: int, columns: int) -> Home:
+        """The home of a value that is left on a chip; every rank and every part of the program calls it the same."""
+        home = self.home("", dtype, rows, columns)
+        home.name = f"left{number}"
+        self.names[home.name] = 1
+        return home
 
     def fresh(self, name: str) -> str:
         name = "".join(c if c.isalnum() else "_" for c in name) or "v"
@@ -205,7 +228,7 @@ class Graph:
             wanted.update(m.homes)
         kept = []
         for node in reversed(self.nodes):
-            if node.home in wanted or isinstance(node, Scatter):
+            if node.home in wanted or isinstance(node, Scatter | Leave):
                 kept.append(node)
                 for m in node.maps:
                     wanted.update(m.homes)

@@ -12,12 +12,15 @@ from tessera.machines.find import spatial_machine
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.bounds import limit
 from tessera.spatial.capture import captured
+from tessera.spatial.chain.api import ChainProgram, chained
+from tessera.spatial.chain.blocks import equal_blocks
 from tessera.spatial.chips import Cut, one_batch, spread
 from tessera.spatial.mapping import best
 from tessera.spatial.program import SpatialProgram, program
 from tessera.util.errors import OptionError
 
 EFFORTS = {"quick": 1, "normal": 3, "thorough": 10}
+TOGETHER = 64  # more chips than these are stages of equal blocks, where there are such
 
 
 def map_onto(
@@ -29,14 +32,16 @@ def map_onto(
     effort: str = "normal",
     seed: int = 0,
     **kwargs: object,
-) -> SpatialProgram:
+) -> SpatialProgram | ChainProgram:
     """Compile a model, for arguments like these, to a listing for each core of a spatial machine.
 
     machine  a name, a TOML file, or what `tessera.machine` gives
     chips    how many to use
     cut      how chips share the work: so many hold parts of every tensor (`tensor`), so many stages stand behind each
              other (`pipeline`), and the first dimension of all inputs goes through in so many parts (`batches`).
-             None: all chips hold parts of every tensor; {}: tiles go to the cores of any chip
+             A model of so many equal `blocks` is mapped by the block, and the program is a chain of them; without
+             another word, stages are as even as can be. None: all chips hold parts of every tensor, or where they are
+             more than 64 and blocks repeat, the chain; {}: tiles go to the cores of any chip
     effort   how many mappings are tried: quick, normal or thorough
     seed     of the search; the same seed gives the same listing
     """
@@ -47,6 +52,10 @@ def map_onto(
         raise OptionError(f"chips: expected 1 to {onto.chip_count}, which {onto.key} has; got {chips}")
     ways = Cut.of(cut, chips)
     got = captured(model, *one_batch(args, kwargs, ways.batches))
+    if cut is None and chips > TOGETHER and (blocks := equal_blocks(got)):
+        ways = Cut(blocks=blocks)
+    if ways.blocks:
+        return chained(got, onto, chips, ways, seed)
     graph, cores = spread(got, onto, chips, ways)
     chosen = best(graph, onto, cores, EFFORTS[effort], seed)
     return program(chosen, onto, limit(got.graph, onto, cores, ways.batches), got.trace, got.out_spec)

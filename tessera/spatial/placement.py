@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -255,9 +256,9 @@ class Placement:
             part = self.fetched[key]
             return Part(part.tile, part.box, True) if alone[0].turned else part
         if m not in self.arranged_names:
-            data, first = self.arranged(m, dtype)
+            first = m.homes[0].name if m.homes else "zeros"
             name = self.arranged_names[m] = self.graph.fresh(f"{first}_arranged")
-            self.tensors[name] = data
+            self.tensors[name] = arranged(m, {home.name: of for home, of in self.constants.items()}, dtype)
         return self.held(core, self.arranged_names[m], (0, m.shape[0], 0, m.shape[1])).whole
 
     def held(self, core: Core, name: str, box: Box, state: bool = False) -> Tile:
@@ -265,14 +266,6 @@ class Placement:
         tile = Held(self.graph.fresh(name), tensor.dtype, rows, columns, core, name, box, state, home=name)
         self.held_bytes[self.number[core]] += tile.nbytes
         return self.add(tile, "copy", 0.0, 0.0)
-
-    def arranged(self, m: Map, dtype: torch.dtype | None) -> tuple[torch.Tensor, str]:
-        home = m.homes[0] if m.homes else None
-        out = torch.zeros(m.shape, dtype=home.dtype if home is not None else dtype or torch.float32)
-        for p in m.pieces:
-            if p.home is not None:
-                out[tuple(slice(*e) for e in p.box)] = _elements(self.constants[p.home].data, p)
-        return out, home.name if home is not None else "zeros"
 
     def add(self, tile: Tile, unit: str, cycles: float, when: float) -> Tile:
         self.tiles.append(tile)
@@ -303,6 +296,15 @@ def _spans(cores: list[Core]) -> dict[int, slice]:
     for i, core in enumerate(cores):
         spans[core.chip] = slice(spans[core.chip].start if core.chip in spans else i, i + 1)
     return spans
+
+
+def arranged(m: Map, constants: Mapping[str, Constant], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Constants, by the names of their homes, as a map has them; zeros alone are of the type that is given."""
+    out = torch.zeros(m.shape, dtype=m.homes[0].dtype if m.homes else dtype or torch.float32)
+    for p in m.pieces:
+        if p.home is not None:
+            out[tuple(slice(*e) for e in p.box)] = _elements(constants[p.home.name].data, p)
+    return out
 
 
 def _elements(data: torch.Tensor, p: Piece) -> torch.Tensor:

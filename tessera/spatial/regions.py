@@ -8,7 +8,7 @@ banks enough, and neighbours of one kind take turns.
 from __future__ import annotations
 
 from tessera.machines.spatial import Core
-from tessera.spatial.tiles import Assembled, Held, Multiplied, Received, Scattered, Tile
+from tessera.spatial.tiles import Assembled, Held, Multiplied, Received, Tile
 
 # By how many regions there are: those of weights of products, of what arrives from other cores, of products, of what
 # the host sends, of everything else.
@@ -26,7 +26,7 @@ def regions_of(tiles: list[Tile], most: int) -> dict[Tile, int]:
     turns: dict[tuple[Core, int], int] = {}
     regions: dict[Tile, int] = {}
     for tile in tiles:
-        if isinstance(tile, Scattered):
+        if tile.buffer is not tile:
             continue
         match tile:
             case Held():

@@ -294,9 +294,9 @@ class Steps:
             for box, writer, when in earlier:
                 if _meet(box, part.box):
                     after[writer] = max(after.get(writer, 0), when - delay)
-            if step.kind == "scatter":
+            if part.tile.buffer is not part.tile:  # what was there before is read first
                 for reader in self.readers.get(part.tile.buffer, ()):
-                    after[reader] = max(after.get(reader, 0), reader.duration)
+                    after[reader] = max(after.get(reader, 0), reader.duration - delay)
             earlier.append((part.box, step, delay + step.duration))
         step.after = list(after.items())
         self.steps.append(step)

@@ -72,7 +72,8 @@ class Part:
 
 @dataclass(eq=False)
 class Held(Tile):
-    """A block of a tensor that lies in memory before the program begins."""
+    """A block of a tensor that lies in memory before the program begins. Without a tensor: what another part of the
+    program leaves."""
 
     tensor: str
     box: Box
@@ -95,6 +96,17 @@ class Assembled(Tile):
 
     def parts(self) -> Iterator[Part]:
         return (part for part, _, _ in self.moves)
+
+
+@dataclass(eq=False)
+class Kept(Assembled):
+    """A value written into a tile that stays in memory behind this part of the program."""
+
+    into: Tile
+
+    @property
+    def buffer(self) -> Tile:
+        return self.into
 
 
 @dataclass(eq=False)

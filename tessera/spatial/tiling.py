@@ -23,6 +23,8 @@ from tessera.spatial.graph import (
     Gather,
     Graph,
     Input,
+    Leave,
+    Left,
     Node,
     Product,
     Scatter,
@@ -39,6 +41,8 @@ from tessera.spatial.tiles import (
     Computed,
     Gathered,
     Given,
+    Held,
+    Kept,
     Multiplied,
     Part,
     Received,
@@ -57,6 +61,7 @@ class Tiling:
         self.given: list[Given] = []
         self.given_cycles: dict[Core, float] = {}  # of host ports
         self.factors: dict[tuple, Map] = {}  # blocks of products' maps
+        self.kept: dict[tuple[int | None, str], Blocks] = {}  # what stays between parts of a program, by chip and name
 
     def run(self) -> Tiles:
         for node in self.graph.nodes:
@@ -86,6 +91,10 @@ class Tiling:
                 self.gather(node)
             case Scatter():
                 self.scatter(node)
+            case Left():
+                self.left(node)
+            case Leave():
+                self.leave(node)
 
     # --- nodes ---
 
@@ -114,9 +123,7 @@ class Tiling:
 
     def product(self, node: Product) -> None:
         home, machine = node.home, self.machine
-        if durations.dtype_name(node.dtype) not in machine.matrix.passes:
-            known = ", ".join(machine.matrix.passes)
-            raise MapError(f"{machine.key}'s array multiplies {known}, not {node.dtype}: called at {home.source}")
+        durations.check_type(machine, node)
         batch, m, k = node.x.shape
         n = node.w.shape[2]
         constant = all(h in self.on.constants for h in node.w.homes)
@@ -265,6 +272,8 @@ class Tiling:
         home, table = node.home, node.table
         least = int(np.ceil(table.size * home.dtype.itemsize / max(self.effort.tile_bytes, 1)))
         parts = max(least, min(self.effort.cores, home.columns * home.dtype.itemsize // self.machine.sram.width))
+        if 2 * parts > (cores := len(self.on.cores)):  # a large table: as much of it on every core
+            parts = -(-parts // cores) * cores
         columns = cut(home.columns, min(parts, home.columns))
         row: list[Tile] = []
         index = node.index
@@ -308,6 +317,29 @@ class Tiling:
             when = max(self.on.done[index.tile], self.on.done[values.tile])
             row.append(self.on.add(after, "copy", values.nbytes / self.machine.sram.width, when))
         self.on.blocks[home] = Blocks(before.rows, before.columns, [row])
+
+    def left(self, node: Left | Leave) -> Blocks:
+        """What stays on a chip between parts of a program: whole rows, on the same cores in each of them."""
+        home, cores = node.home, self.on.cores
+        if (node.chip, home.name) not in self.kept:
+            rows = cut(home.rows, len(cores))
+            tiles: list[list[Tile]] = []
+            for i, (top, bottom) in enumerate(zip(rows[:-1], rows[1:], strict=True)):
+                box, core = (top, bottom, 0, home.columns), cores[i * len(cores) // (len(rows) - 1)]
+                tile = Held(f"{home.name}_{i}", home.dtype, bottom - top, home.columns, core, "", box, True,
+                            home=home.name)  # fmt: skip
+                tiles.append([self.on.add(tile, "copy", 0.0, 0.0)])
+            self.kept[node.chip, home.name] = Blocks(rows, [0, home.columns], tiles)
+        self.on.blocks[home] = self.kept[node.chip, home.name]
+        return self.on.blocks[home]
+
+    def leave(self, node: Leave) -> None:
+        blocks = self.left(node)
+        for i, (top, bottom) in enumerate(zip(blocks.rows[:-1], blocks.rows[1:], strict=True)):
+            tile = blocks.tiles[i][0]
+            part = self.on.fetch(tile.core, node.value.block((top, bottom), (0, node.home.columns)), False)
+            kept = Kept(tile.name, tile.dtype, tile.rows, tile.columns, tile.core, [(part, 0, 0)], tile, home=tile.home)
+            self.on.add(kept, "copy", part.nbytes / self.machine.sram.width, self.on.done[part.tile])
 
     def output(self, name: str, dtype: torch.dtype, m: Map) -> None:
         """Pieces of the output, each by way of a core with a host port."""

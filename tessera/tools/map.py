@@ -10,6 +10,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from tessera.spatial.chain.api import ChainProgram
 from tessera.spatial.map import EFFORTS, map_onto
 from tessera.spatial.watch.metrics import metrics
 from tessera.tools import spatial_report
@@ -23,6 +24,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("source", help="model.pt2, or script.py:function, which gives a model and arguments")
     parser.add_argument("--machine", default="toy", help="its name, or a TOML file")
     parser.add_argument("--chips", type=int, default=1, help="how many to use")
+    parser.add_argument("--cut", action="append", default=[], metavar="WORD=COUNT", help="tensor=2; many")
     parser.add_argument("--effort", choices=EFFORTS, default="normal", help="how many mappings are tried")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
     parser.add_argument("--output", metavar="FILE", help="write a .spatial file instead of the listing")
@@ -38,7 +40,11 @@ def run(args: Namespace) -> int:
     if reader is None:
         raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
     model, example, _ = reader(args.source, {})
-    program = map_onto(model, *example, machine=args.machine, chips=args.chips, effort=args.effort, seed=args.seed)
+    program = map_onto(
+        model, *example, machine=args.machine, chips=args.chips, cut=_cut(args.cut), effort=args.effort, seed=args.seed
+    )
+    if isinstance(program, ChainProgram) and (args.metrics or args.report):
+        raise OptionError("--metrics and --report: expected a model that is mapped whole, got a chain of blocks")
     if args.output:
         program.save(args.output)
     if args.metrics:
@@ -51,6 +57,13 @@ def run(args: Namespace) -> int:
     if not write_json(args, facts):
         print(f"{args.output}: {program.summary()}" if args.output else program)
     return 0
+
+
+def _cut(given: list[str]) -> dict[str, int] | None:
+    words = [text.partition("=") for text in given]
+    if wrong := [text for text, (_, _, count) in zip(given, words, strict=True) if not count.isdecimal()]:
+        raise OptionError(f"--cut: expected WORD=COUNT, such as tensor=2; got {wrong[0]!r}")
+    return {word: int(count) for word, _, count in words} or None
 
 
 COMMAND = Command("compile a model for every core of a spatial machine", arguments, run)

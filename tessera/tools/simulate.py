@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 
-from tessera.spatial.listing import load
+from tessera.spatial.listing import ChainedProgram, Program, load
 from tessera.spatial.listing.types import TensorType
-from tessera.spatial.simulator.api import judge, simulate
+from tessera.spatial.simulator.api import cost, simulate
+from tessera.spatial.simulator.judge import judge
 from tessera.spatial.simulator.timeline import events
 from tessera.spatial.simulator.violation import Violation
 from tessera.tools.command import Command, json_argument, write_json
@@ -38,20 +39,30 @@ def run(args: Namespace) -> int:
     if args.perfetto:
         check_writable(args.perfetto)
     program = load(args.file)
+    if args.perfetto and isinstance(program, ChainedProgram):
+        raise OptionError("--perfetto: expected a listing, got a chain of blocks")
     try:
-        judged = judge(program.listing, program.machine, args.jitter)
         if args.random or args.inputs:
-            types = [of for _, of in program.listing.inputs]
-            inputs = _given(args.inputs) if args.inputs else random_inputs(types, args.seed)
-            simulate(program, *inputs, jitter=args.jitter)
+            inputs = _given(args.inputs) if args.inputs else random_inputs(input_types(program), args.seed)
+            report = simulate(program, *inputs, jitter=args.jitter).report
+        else:
+            report = cost(program, args.jitter)
+        if args.perfetto and isinstance(program, Program):
+            judged = judge(program.listing, program.machine, args.jitter)
+            Path(args.perfetto).write_text(json.dumps({"traceEvents": list(events(judged))}), encoding="utf-8")
     except Violation as violation:
         print(f"tessera simulate: {args.file}: {violation}", file=sys.stderr)
         return 1
-    if args.perfetto:
-        Path(args.perfetto).write_text(json.dumps({"traceEvents": list(events(judged))}), encoding="utf-8")
-    if not write_json(args, judged.report.data()):
-        print(judged.report)
+    if not write_json(args, report.data()):
+        print(report)
     return 0
+
+
+def input_types(program: Program | ChainedProgram) -> list[TensorType]:
+    if isinstance(program, Program):
+        return [of for _, of in program.listing.inputs]
+    types = {name: of for listing in program.chain.parts.values() for name, of in listing.inputs}
+    return [types.get(name, TensorType("bool", (1,))) for name in program.chain.inputs]  # what nobody reads is anything
 
 
 def _given(path: str) -> list[torch.Tensor]:

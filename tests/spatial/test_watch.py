@@ -10,7 +10,7 @@ import torch
 
 from tessera.spatial.map import map_onto
 from tessera.spatial.program import SpatialProgram
-from tessera.spatial.simulator.api import judge
+from tessera.spatial.simulator.judge import judge
 from tessera.spatial.watch.gap import busiest, split
 from tessera.spatial.watch.metrics import fullest, levels, metrics
 from tessera.spatial.watch.waits import Waits

@@ -16,7 +16,7 @@ from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.codesign.fields import changed, text
 from tessera.spatial.errors import SpaceError
 from tessera.spatial.map import map_onto
-from tessera.spatial.simulator.api import judge
+from tessera.spatial.simulator.api import cost
 from tessera.util.errors import MachineError
 
 
@@ -71,7 +71,7 @@ class Bench:
         except (SpaceError, MachineError) as error:
             return Point(changes, None, float("inf"), reason=str(error))
         # The simulator has the last word on the time, and counts the energy.
-        report = judge(program.listing, machine).report
+        report = cost(program)
         return Point(
             changes, report.cycles, report.seconds, program.bound, program.reasons[0], report.joules, self.area(machine)
         )

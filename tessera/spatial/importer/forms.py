@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from tessera.spatial.graph import Number
 from tessera.spatial.importer.importer import FORMS, Importer, Movable, form, sizes
 from tessera.spatial.importer.moves import chosen
 from tessera.spatial.importer.values import Item, Known, Lazy
@@ -153,7 +155,7 @@ def _viewed(y: Lazy, shape: tuple[int, ...]) -> Lazy:
 
 def turned(im: Importer, w: Item) -> Item:
     if isinstance(w, Known):
-        return Known(w.data.transpose(-1, -2), f"{w.name}.T")
+        return replace(w, data=w.data.transpose(-1, -2), name=f"{w.name}.T")
     return im.relaid(w, lambda t: t.transpose(-1, -2))
 
 
@@ -176,7 +178,7 @@ def scaled_mm(
     wide = torch.float32
     y: Item = im.product(a, b, wide)
     for scale in (by, and_by):
-        if not (isinstance(scale, Known) and scale.data.numel() == 1 and scale.data.item() == 1):
+        if im.values.lazy(scale).tree != Number(1.0):
             y = im.apply("mul", y, scale, dtype=wide)
     return y if bias is None else im.apply("add", y, bias, dtype=wide)
 
@@ -363,8 +365,8 @@ def index_select(im: Importer, x: Item, dim: int, index: Item) -> Item:
 
 @form("index")
 def index(im: Importer, x: Item, indices: list[Item | None]) -> Item:
-    """Rows; or any elements at places that are known."""
-    if all(i is None or isinstance(i, Known) for i in indices):
+    """Rows; or any elements at places that are known and never others."""
+    if all(i is None or isinstance(i, Known) and not i.varies for i in indices):
         places = tuple(slice(None) if i is None else i.data for i in indices)  # type: ignore[union-attr]
         return im.relaid(x, lambda t: chosen(t, places, im.graph.homes))
     if len(indices) != 1 or indices[0] is None or im.values.lazy(indices[0]).dtype == torch.bool:

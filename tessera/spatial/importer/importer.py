@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 
 import torch
 
@@ -18,7 +19,7 @@ from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.spatial.errors import MapError
-from tessera.spatial.graph import Constant, Gather, Input, Product, Scatter
+from tessera.spatial.graph import Constant, Gather, Input, Left, Product, Scatter
 from tessera.spatial.importer.decompose import Decompositions
 from tessera.spatial.importer.moves import MOVES, moved, pads_zero
 from tessera.spatial.importer.values import Item, Known, Lazy, Values, fold
@@ -49,9 +50,18 @@ class Importer:
     """Imports into a graph that others may import into as well: other ranks, and other batches, each of which reads
     rows of the inputs and gives rows of the outputs."""
 
-    def __init__(self, trace: Trace, values: Values, decompositions: Decompositions, batches: int = 1) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        values: Values,
+        decompositions: Decompositions,
+        batches: int = 1,
+        carried: tuple[Value, ...] = (),
+        varying: Set[Value] = frozenset(),
+    ) -> None:
         self.trace, self.values, self.graph, self.decompositions = trace, values, values.graph, decompositions
-        self.batches = batches
+        self.batches, self.carried = batches, carried  # inputs that an earlier part of the program leaves
+        self.varying = varying  # weights that are others in other blocks with this program
         self.env: dict[Value, Item] = {}
         self.readers: dict[Value, int] = {}
         self.states: dict[Value, Home] = {}
@@ -62,7 +72,13 @@ class Importer:
         for v in self.trace.inputs:
             if v in weights:
                 name, data = weights[v]
-                self.env[v] = self.state(v, name, data) if v in self.trace.mutations else Known(data.detach(), name)
+                known = Known(data.detach(), name, v in self.varying)
+                self.env[v] = self.state(v, name, data) if v in self.trace.mutations else known
+            elif v in self.carried:
+                shape, number = sizes(v), self.carried.index(v)
+                home = self.graph.left(number, v.dtype, *fold(shape))
+                self.graph.add(Left(home))
+                self.env[v] = Lazy(shape, v.dtype, 0, (whole(home, shape),), home.name)
             else:
                 self.env[v] = self.input(v)
         self.count(self.trace)
@@ -185,7 +201,8 @@ class Importer:
         name = f"{given[0].name}{turned}" if turned and given else eqn.outputs[0].name  # type: ignore[union-attr]
         if eqn.opname in ("detach", "alias", "view", "clone") and given:
             name = given[0].name
-        return [Known(t, name) for t in (out if isinstance(out, (list, tuple)) else [out])]
+        varies = any(known.varies for known in given)  # type: ignore[union-attr]
+        return [Known(t, name, varies) for t in (out if isinstance(out, (list, tuple)) else [out])]
 
     def moved(self, eqn: Equation) -> list[Item]:
         """The maps of an operator's results: it runs on the maps of its arguments."""
@@ -284,7 +301,7 @@ class Importer:
     def relaid(self, x: Item, fn: Callable[[Movable], Movable]) -> Item:
         """A value whose elements are moved by a function of tensors or maps."""
         if isinstance(x, Known):
-            return Known(fn(x.data), x.name)  # type: ignore[arg-type]
+            return replace(x, data=fn(x.data))
         index = fn(self.values.map(x))
         assert isinstance(index, Map)
         return Lazy(index.shape, x.dtype, 0, (index,), x.name, x.source)

@@ -8,7 +8,7 @@ is an expression over such maps. Sends follow when homes are placed on chips.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import torch
 
@@ -20,7 +20,7 @@ from tessera.ir.placement import Placement, chunk
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.spatial.errors import MapError
-from tessera.spatial.graph import ALONE, Graph, Place
+from tessera.spatial.graph import ALONE, Graph, Leave, Place
 from tessera.spatial.importer.decompose import Decompositions
 from tessera.spatial.importer.importer import Importer, dtype_of, has_form, where
 from tessera.spatial.importer.values import Item, Known, Lazy, Values, fold
@@ -33,14 +33,17 @@ _COMBINED = {"sum": "add", "max": "maximum", "min": "minimum"}
 
 
 def together(
-    trace: Trace, mode: FakeTensorMode, weights: Weights, mesh: Mesh, two_steps: TwoSteps, batches: int = 1
-) -> Graph:
-    """`weights` are whole; each rank takes its part."""
+    trace: Trace, mode: FakeTensorMode, weights: Weights, mesh: Mesh, two_steps: TwoSteps, batches: int = 1,
+    carried: tuple[Value, ...] = (), leaves: bool = False, varying: Set[Value] = frozenset(),
+) -> Graph:  # fmt: skip
+    """`weights` are whole; each rank takes its part. Those that are `varying` have no part in the program. `carried`
+    are inputs that an earlier part of the program leaves; what this one leaves in turn, on every rank, are its
+    outputs."""
     graph = Graph(trace.name)
     values, apart = Values(graph), Decompositions(mode, has_form)
     given: list[list[tuple[torch.dtype, Map]]] = [[] for _ in trace.outputs]
     for batch in range(batches):
-        ranks = [Importer(trace, values, apart, batches) for _ in range(mesh.ranks)]
+        ranks = [Importer(trace, values, apart, batches, carried, varying) for _ in range(mesh.ranks)]
         for place, im in _each(graph, ranks, batch, 0):
             im.begin({v: _part(v, *held, place.rank) for v, held in weights.items()})
         for number, eqn in enumerate(trace.equations):
@@ -54,9 +57,12 @@ def together(
         for i, o in enumerate(trace.outputs):
             outputs = [im.output(i) for _, im in _each(graph, ranks, batch, len(trace.equations))]
             lies = o.tensor.placement if isinstance(o, Value) and isinstance(o.type, TensorType) else None
+            if leaves:
+                _leave(graph, ranks, i, outputs, lies)
+                continue
             given[i].append((outputs[0][0], _joined([m for _, m in outputs], lies)))
     graph.place = ALONE
-    for i, parts in enumerate(given):
+    for i, parts in enumerate(given if not leaves else ()):
         m = parts[0][1] if batches == 1 else concatenated([m for _, m in parts], 0)
         graph.outputs.append((f"y{i}" if len(given) > 1 else "y", parts[0][0], m.shape, m.reshape(*fold(m.shape))))
     graph.live()
@@ -95,6 +101,18 @@ def _joined(maps: Sequence[Map], lies: Placement | None) -> Map:
     return held[0].block(*((0, int(n)) for n in lies.shape))
 
 
+def _leave(
+    graph: Graph, ranks: list[Importer], number: int, outputs: list[tuple[torch.dtype, Map]], lies: Placement | None
+) -> None:
+    """Every rank leaves the whole of a value on its chip: its own, or the parts of all."""
+    maps = [m for _, m in outputs]
+    joined = None if lies is None or lies.is_whole else _joined(maps, lies)
+    for place, im in _each(graph, ranks, 0, len(ranks[0].trace.equations)):
+        m = joined or maps[place.rank]
+        home = im.graph.left(number, outputs[0][0], *fold(m.shape))
+        graph.add(Leave(home, m.reshape(home.rows, home.columns)))
+
+
 # --- collectives ---
 
 
@@ -105,10 +123,11 @@ def _exchange(graph: Graph, ranks: list[Importer], batch: int, number: int, eqn:
     if name not in _TOGETHER and name not in _ALONE:
         raise MapError(f"{eqn.op} has no form on a spatial machine: {where(eqn)}")
     args: list[tuple] = [map_values(eqn.args, lambda v, im=im: im.env[v]) for im in ranks]  # type: ignore[misc]
-    if all(isinstance(im.env[v], Known) for im in ranks for v in eqn.inputs()):
+    given = [im.env[v] for im in ranks for v in eqn.inputs()]
+    if all(isinstance(item, Known) for item in given):
         tensors: list[tuple] = [map_values(eqn.args, lambda v, im=im: im.env[v].data) for im in ranks]  # type: ignore
         for im, data in zip(ranks, dist.together(eqn.op, tensors), strict=True):
-            im.bind(eqn, [Known(data, eqn.out.name)])
+            im.bind(eqn, [Known(data, eqn.out.name, any(item.varies for item in given))])  # type: ignore[union-attr]
         return
     if name in _ALONE:
         for place, im in _each(graph, ranks, batch, number):

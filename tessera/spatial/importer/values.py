@@ -19,10 +19,12 @@ from tessera.spatial.maps import Home, Map, Shape, whole
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A tensor that does not depend on the inputs."""
+    """A tensor that does not depend on the inputs. What `varies` between blocks with one program lies in memory and is
+    never a part of the program."""
 
     data: torch.Tensor
     name: str = "constant"
+    varies: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +80,7 @@ class Values:
         if isinstance(item, Lazy):
             return item
         data = item.data
-        if data.numel() == 1 and not data.is_complex():
+        if data.numel() == 1 and not data.is_complex() and not item.varies:
             return Lazy(tuple(data.shape), data.dtype, Number(data.item()), (), item.name)
         return Lazy(tuple(data.shape), data.dtype, 0, (self.constant(item),), item.name)
 

@@ -1,14 +1,18 @@
-"""`.spatial` files: a zip archive, without compression, of the listing, the machine's file and the data.
+"""`.spatial` files: a zip archive, without compression, of the listing or chain, the machine's file and the data.
 
-In: a `Program`. Out: a file, and the same program from it. Members are read by size: what the archive claims is checked
-against the file before memory is taken. Data is safetensors, so nothing is ever unpickled.
+In: a program. Out: a file, and the same program from it. Members are read by size: what the archive claims is checked
+against the file before memory is taken. Data is safetensors, so nothing is ever unpickled. The data of a chain is a
+member for each run, which is written and read by itself.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -16,13 +20,14 @@ from typing import NoReturn
 import torch
 
 from tessera.machines.spatial import SpatialMachine, read
+from tessera.spatial.listing.chain import Chain, parse_chain, print_chain
 from tessera.spatial.listing.parse import parse
 from tessera.spatial.listing.text import print_listing
 from tessera.spatial.listing.types import SIZES, Listing
 from tessera.util.errors import ListingError
 from tessera.util.safetensors import CODES, NOTES, Unfit, head, place, row, split
 
-LISTING, MACHINE, DATA = "listing.txt", "machine.toml", "data.safetensors"
+LISTING, CHAIN, MACHINE, DATA = "listing.txt", "chain.txt", "machine.toml", "data.safetensors"
 LONGEST_HEADER, ALIGN = 100 << 20, 8
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same program is the same file
 
@@ -36,40 +41,78 @@ class Program:
     data: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-def save(program: Program, path: str | Path) -> None:
+@dataclass(frozen=True)
+class ChainedProgram:
+    """The same of a chain; `data` gives the tensors of a run by its name."""
+
+    chain: Chain
+    machine: SpatialMachine
+    data: Callable[[str], Mapping[str, torch.Tensor]]
+
+
+def save(program: Program | ChainedProgram, path: str | Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in (
-            (LISTING, print_listing(program.listing).encode()),
-            (MACHINE, program.machine.text.encode()),
-            (DATA, pack(program.data)),
-        ):
+        for name, content in _members(program):
             archive.writestr(zipfile.ZipInfo(name, _DATE), content)
 
 
-def load(path: str | Path) -> Program:
+def _members(program: Program | ChainedProgram) -> Iterator[tuple[str, bytes]]:
+    if isinstance(program, Program):
+        yield LISTING, print_listing(program.listing).encode()
+        yield MACHINE, program.machine.text.encode()
+        yield DATA, pack(program.data)
+    else:
+        yield CHAIN, print_chain(program.chain).encode()
+        yield MACHINE, program.machine.text.encode()
+        for run in program.chain.runs:
+            yield _data_of(run.name), pack(program.data(run.name))
+
+
+def _data_of(run: str) -> str:
+    return f"data/{run}.safetensors"
+
+
+def load(path: str | Path) -> Program | ChainedProgram:
     path = Path(path)
     if not path.is_file():
         raise ListingError(f"{path}: there is no such file")
+    with _opened(path) as archive:
+        is_chain = CHAIN in archive.namelist()
+        text, described = (_member(archive, name).decode() for name in (CHAIN if is_chain else LISTING, MACHINE))
+        if is_chain:
+            chain = parse_chain(text)
+            if not chain.parts:
+                raise ListingError("expected a chain with parts")
+            described_machine = read(next(iter(chain.parts.values())).machine, described)
+            return ChainedProgram(chain, described_machine, functools.partial(_tensors, path))
+        listing = parse(text)
+        return Program(listing, read(listing.machine, described), unpack(_member(archive, DATA)))
+
+
+def _tensors(path: Path, run: str) -> dict[str, torch.Tensor]:
+    with _opened(path) as archive:
+        return unpack(_member(archive, _data_of(run)))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Whatever is wrong with a file is said with its path."""
     try:
         with zipfile.ZipFile(path) as archive:
-            listing, machine, data = (_member(path, archive, name) for name in (LISTING, MACHINE, DATA))
-        text, described = listing.decode(), machine.decode()
+            yield archive
     except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError, EOFError) as error:
         raise ListingError(f"{path}: expected a .spatial file: {error}") from None
-    try:
-        parsed = parse(text)
-        return Program(parsed, read(parsed.machine, described), unpack(data))
     except ListingError as error:
         raise ListingError(f"{path}: {error}") from None
 
 
-def _member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     try:
         info = archive.getinfo(name)
     except KeyError:
-        raise ListingError(f"{path}: expected {LISTING}, {MACHINE} and {DATA} in it; {name} is missing") from None
-    if info.compress_type != zipfile.ZIP_STORED or info.file_size > path.stat().st_size:
-        raise ListingError(f"{path}: expected {name} without compression, of at most the file's size")
+        raise ListingError(f"expected a listing or chain, a machine and their data in it; {name} is missing") from None
+    if info.compress_type != zipfile.ZIP_STORED or info.file_size > os.path.getsize(archive.filename or ""):
+        raise ListingError(f"expected {name} without compression, of at most the file's size")
     return archive.read(info)
 
 

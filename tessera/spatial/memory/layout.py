@@ -15,7 +15,7 @@ from tessera.spatial.memory.allocate import allocate
 from tessera.spatial.memory.check import Laid, check
 from tessera.spatial.memory.span import Span, pressure
 from tessera.spatial.schedule import Schedule
-from tessera.spatial.tiles import Held, Scattered, Tile
+from tessera.spatial.tiles import Held, Tile
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def lay_out(tiles: list[Tile], schedule: Schedule, machine: SpatialMachine, regi
     lives = lifetimes(schedule)
     groups: dict[Core, dict[int, list[Tile]]] = {}
     for tile in tiles:
-        if not isinstance(tile, Scattered) and (tile in lives or isinstance(tile, Held)):
+        if tile.buffer is tile and (tile in lives or isinstance(tile, Held)):
             groups.setdefault(tile.core, {}).setdefault(regions[tile], []).append(tile)
     buffers: list[Buffer] = []
     for core in sorted(groups):
@@ -47,7 +47,7 @@ def lay_out(tiles: list[Tile], schedule: Schedule, machine: SpatialMachine, regi
                 break
         if top > machine.sram.size:
             raise _full(core, machine, [t for part in parts for t in part], lives, top)
-        _prove(laid, 0, machine.sram.size, machine.sram.align, schedule.cycles)
+        prove(laid, 0, machine.sram.size, machine.sram.align, schedule.cycles)
         buffers += laid
     return buffers
 
@@ -91,7 +91,7 @@ def aligned(size: int, align: int) -> int:
     return -(-size // align) * align
 
 
-def _prove(buffers: list[Buffer], low: int, high: int, align: int, cycles: int) -> None:
+def prove(buffers: list[Buffer], low: int, high: int, align: int, cycles: int) -> None:
     check(
         [Laid(b.tile.name, b.address, b.tile.nbytes, b.start, cycles + 1 if b.always else b.end) for b in buffers],
         low, high, align,

@@ -4,8 +4,9 @@ It is written from docs/machine.md and shares with the compiler the grammar of l
 else.
 """
 
-from tessera.spatial.simulator.api import Simulation, judge, simulate
+from tessera.spatial.simulator.api import Simulation, cost, simulate
+from tessera.spatial.simulator.judge import judge
 from tessera.spatial.simulator.report import Report
 from tessera.spatial.simulator.violation import KINDS, Violation
 
-__all__ = ["KINDS", "Report", "Simulation", "Violation", "judge", "simulate"]
+__all__ = ["KINDS", "Report", "Simulation", "Violation", "cost", "judge", "simulate"]

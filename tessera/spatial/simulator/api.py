@@ -1,8 +1,7 @@
 """`tessera.simulate`: a program for a spatial machine run on data, or refused.
 
 In: a program (an object, or a `.spatial` file) and its inputs. Out: a `Simulation`: outputs, state and a `Report`; or
-one `Violation`. What can be seen without data is checked first, in this order: machine, pages, instructions, flows,
-claims, memory, end.
+one `Violation`. What can be seen without data is checked first.
 """
 
 from __future__ import annotations
@@ -10,27 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Protocol
 
 import torch
 
-from tessera.machines.spatial import Core, SpatialMachine
-from tessera.spatial.listing import Program, load
-from tessera.spatial.listing.types import Listing, Load, Store, TensorType, ToHost
-from tessera.spatial.simulator.claims import Claims, check_claims, check_duration, check_names, claims
-from tessera.spatial.simulator.flows import Flow, flows
-from tessera.spatial.simulator.memory import Access, check_accesses, check_buffers, check_races
-from tessera.spatial.simulator.report import Report, report
-from tessera.spatial.simulator.run import Run
-from tessera.spatial.simulator.violation import Step, Violation
-from tessera.spatial.simulator.work import Work, Worker
+from tessera.spatial.listing import ChainedProgram, Program, load
+from tessera.spatial.simulator.chain import judge_chain, simulate_chain
+from tessera.spatial.simulator.judge import judge
+from tessera.spatial.simulator.report import Report
+from tessera.spatial.simulator.run import Run, check_input
 from tessera.util.errors import InputError
 
 
 class HasProgram(Protocol):
     @property
-    def program(self) -> Program: ...
+    def program(self) -> Program | ChainedProgram: ...
+
+
+AnyProgram = Program | ChainedProgram | HasProgram | str | Path
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Simulation:
 
 
 def simulate(
-    program: Program | HasProgram | str | Path,
+    program: AnyProgram,
     *inputs: torch.Tensor,
     state: Mapping[str, torch.Tensor] | None = None,
     jitter: int | None = None,
@@ -66,118 +62,30 @@ def simulate(
     jitter   a seed: what travels arrives at a random cycle of the machine's window
     """
     taken = opened(program)
-    named = check_inputs(taken.listing, inputs)
+    names = taken.chain.inputs if isinstance(taken, ChainedProgram) else [name for name, _ in taken.listing.inputs]
+    if len(inputs) != len(names):
+        told = names if isinstance(taken, ChainedProgram) else [f"{name} {of}" for name, of in taken.listing.inputs]
+        raise InputError(f"simulate: expected {len(names)} inputs ({', '.join(told)}), got {len(inputs)}")
+    named = {name: given.detach().cpu() for name, given in zip(names, inputs, strict=True)}
+    if isinstance(taken, ChainedProgram):
+        return Simulation(*simulate_chain(taken, named, state or {}, jitter))
+    for name, of in taken.listing.inputs:
+        check_input(name, of, named[name])
     judged = judge(taken.listing, taken.machine, jitter)
     run = Run(taken.machine, taken.listing, taken.data, named, state or {})
     run.run(judged.works, judged.flows)
     return Simulation(run.results(), run.state(), judged.report)
 
 
-def opened(program: Program | HasProgram | str | Path) -> Program:
+def cost(program: AnyProgram, jitter: int | None = None) -> Report:
+    """What a program costs, or what is wrong with it; without its data."""
+    taken = opened(program)
+    if isinstance(taken, ChainedProgram):
+        return judge_chain(taken.chain, taken.machine, jitter)
+    return judge(taken.listing, taken.machine, jitter).report
+
+
+def opened(program: AnyProgram) -> Program | ChainedProgram:
     if isinstance(program, str | Path):
         return load(program)
-    return program if isinstance(program, Program) else program.program
-
-
-def check_inputs(listing: Listing, inputs: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-    if len(inputs) != len(listing.inputs):
-        names = ", ".join(f"{name} {of}" for name, of in listing.inputs)
-        raise InputError(f"simulate: expected {len(listing.inputs)} inputs ({names}), got {len(inputs)}")
-    for (name, of), given in zip(listing.inputs, inputs, strict=True):
-        got = f"{str(given.dtype).removeprefix('torch.')}{list(given.shape)}"
-        if got != f"{of.dtype}{list(of.shape)}":
-            raise InputError(f"simulate: expected {name} to be {of}, got {got}")
-    return {name: given.detach().cpu() for (name, _), given in zip(listing.inputs, inputs, strict=True)}
-
-
-@dataclass(frozen=True)
-class Judged:
-    works: list[Work]
-    flows: dict[int, Flow]
-    claims: Claims
-    report: Report
-
-
-def judge(listing: Listing, machine: SpatialMachine, jitter: int | None = None) -> Judged:
-    """Everything that can be said of a listing without its data."""
-    _check_machine(listing, machine)
-    places = {"input": dict(listing.inputs), "output": dict(listing.outputs), "dram": {}}
-    pages = {page.core: page for page in listing.pages}
-    works: list[Work] = []
-    of_core: dict[Core, list[Work]] = {}
-    buffers = {page.core: {of.name: of for of in page.buffers} for page in listing.pages}
-    for core, page in pages.items():
-        check_buffers(machine, core, page.buffers)
-        places["dram"] = {of.name: of.type for of in listing.drams if of.chip == core.chip}
-        worker = Worker(machine, buffers[core], places)
-        mine = of_core[core] = [worker.work(Step(core, instruction)) for instruction in page.instructions]
-        units = machine.units(core)
-        for work in mine:
-            check_names(machine, units, work)
-            check_duration(machine, work)
-        works += mine
-    paired = flows(machine, works, None if jitter is None else Random(jitter))
-    held = claims(machine, works, paired, buffers)
-    check_claims(held)
-    for core, mine in of_core.items():
-        check_accesses(core, buffers[core], mine)
-    _check_outside(listing, works)
-    end = max((work.end for work in works), default=0)
-    if listing.end != end:
-        last = [str(work.step) for work in works if work.end == end][:1]
-        raise Violation("end", None, end, f"expected the program to end at {end}; it says {listing.end}", *last)
-    return Judged(works, paired, held, report(machine, works, paired, held, end))
-
-
-def _check_machine(listing: Listing, machine: SpatialMachine) -> None:
-    if listing.sha256 != machine.sha256:
-        names = (listing.machine, listing.sha256), (machine.key, machine.sha256)
-        have, want = (f"{name} {sha[:12]}" for name, sha in names)
-        raise Violation("machine", None, 0, f"expected a program for {want}; it is for {have}")
-    seen = set()
-    for page in listing.pages:
-        if not machine.network.alive(page.core) or page.core in seen:
-            why = "expected a page for it once" if page.core in seen else f"expected a live core of {machine.key}"
-            raise Violation("core", page.core, 0, why, f"line {page.line}: core {page.core}")
-        seen.add(page.core)
-        names = [buffer.name for buffer in page.buffers]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise Violation("buffer", page.core, 0, f"expected names of its own; {twice} is there twice")
-    for kind in (listing.inputs, listing.outputs, [(of.name, of.type) for of in listing.drams]):
-        if len({name for name, _ in kind}) != len(kind):
-            raise Violation(
-                "bounds", None, 0, "expected inputs, outputs and tiles of off-chip memory with names of their own"
-            )
-    for chip in {of.chip for of in listing.drams}:
-        needed = sum(of.type.bytes for of in listing.drams if of.chip == chip)
-        room = machine.dram.size if machine.dram else 0
-        if chip >= machine.chip_count or needed > room:
-            raise Violation("buffer", None, 0, f"expected at most {room} bytes in off-chip memory; got {needed}")
-
-
-def _check_outside(listing: Listing, works: list[Work]) -> None:
-    """Off-chip memory has races too. An output that nobody sends is refused before memory is taken for it."""
-    touched: dict[str, list[Access]] = {}
-    sent = dict.fromkeys((name for name, _ in listing.outputs), 0)
-    for work in works:
-        if work.place is None:
-            continue
-        match work.step.of.action:
-            case Load() | Store() as action:
-                begin, writes = work.step.of.start, isinstance(action, Store)
-                touched.setdefault(work.place.ref.name, []).append(
-                    Access(begin, work.step.end, writes, work.place, work)
-                )
-            case ToHost():
-                sent[work.place.ref.name] += work.place.bytes
-    for accesses in touched.values():
-        check_races(accesses)
-    for name, of in listing.outputs:
-        _check_sent(name, of, sent[name], listing.end)
-
-
-def _check_sent(name: str, of: TensorType, sent: int, end: int) -> None:
-    if sent < of.bytes:
-        why = f"expected all of {name} to be sent to the host; {sent} of {of.bytes} bytes are"
-        raise Violation("output", None, end, why, f"output {name} {of}")
+    return program if isinstance(program, Program | ChainedProgram) else program.program

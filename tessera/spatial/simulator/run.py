@@ -33,6 +33,7 @@ from tessera.spatial.simulator.flows import Flow
 from tessera.spatial.simulator.operands import Bad, Tile, tile
 from tessera.spatial.simulator.violation import Step, Violation, buffer_text
 from tessera.spatial.simulator.work import Work, computed_in
+from tessera.util.errors import InputError
 
 
 class Stored:
@@ -62,6 +63,12 @@ class Stored:
         rows, places = torch.tensor(list(last)), torch.tensor(list(last.values()))
         view.index_copy_(at.along, rows, shaped.index_select(at.along, places))
         mask.index_fill_(at.along, rows, True)
+
+
+def check_input(name: str, of: TensorType, given: torch.Tensor) -> None:
+    got = f"{str(given.dtype).removeprefix('torch.')}{list(given.shape)}"
+    if got != f"{of.dtype}{list(of.shape)}":
+        raise InputError(f"simulate: expected {name} to be {of}, got {got}")
 
 
 class Run:

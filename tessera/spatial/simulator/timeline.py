@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tessera.spatial.listing.text import action_text
-from tessera.spatial.simulator.api import Judged
+from tessera.spatial.simulator.judge import Judged
 
 
 def events(judged: Judged) -> Iterator[dict[str, object]]:

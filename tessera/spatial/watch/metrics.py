@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.listing.types import CorePage
 from tessera.spatial.program import SpatialProgram
-from tessera.spatial.simulator.api import Judged, judge
+from tessera.spatial.simulator.judge import Judged, judge
 from tessera.spatial.simulator.report import Report
 from tessera.spatial.watch.gap import split
 from tessera.spatial.watch.waits import Waits

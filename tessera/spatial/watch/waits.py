@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tessera.machines.spatial import Core
 from tessera.spatial.listing.types import Recv
-from tessera.spatial.simulator.api import Judged
 from tessera.spatial.simulator.claims import Resource
+from tessera.spatial.simulator.judge import Judged
 from tessera.spatial.simulator.work import Work
 
 

@@ -20,9 +20,10 @@ from tessera.machines.find import spatial_machine
 from tessera.machines.spatial import SpatialMachine, read
 from tessera.spatial.bounds import interval
 from tessera.spatial.map import map_onto
-from tessera.spatial.simulator.api import judge
+from tessera.spatial.simulator.api import cost
+from tessera.spatial.simulator.judge import judge
 from tessera.tools.bench.report import Outcome
-from tessera.tools.bench.spatial_models import Attention, Experts, Layers, LlamaBlock
+from tessera.tools.bench.spatial_models import Attention, Experts, Layers, Llama, LlamaBlock, without_memory
 
 Say = Callable[[str], None]
 MACHINE = """
@@ -164,7 +165,19 @@ SECTIONS: dict[str, Case] = {
         "16-stage pipeline, 8 batches", lambda: Layers(16, 1024), (8 * 64, 1024), 0, 1.05, 16,
         {"pipeline": 16, "batches": 8},
     ),
+    "llama70b": Case(
+        "all of Llama-70B, 1 row, 256 chips", lambda: whole_llama(80), (), 0, 2.0, 256,
+        {"tensor": 16, "pipeline": 16, "blocks": 80}, (torch.tensor([5]), torch.tensor([1000])),
+    ),
+    "llama70b8": Case(
+        "eight blocks of it, 32 chips", lambda: whole_llama(8), (), 0, 2.0, 32,
+        {"tensor": 16, "pipeline": 2, "blocks": 8}, (torch.tensor([5]), torch.tensor([1000])),
+    ),
 }  # fmt: skip
+
+
+def whole_llama(blocks: int) -> nn.Module:
+    return without_memory(lambda: Llama(blocks, 1, 8192, 64, 8, 28672, 1024, 128256))
 
 
 def in_bfloat16(model: nn.Module) -> nn.Module:
@@ -172,8 +185,26 @@ def in_bfloat16(model: nn.Module) -> nn.Module:
     return model._apply(lambda t: t.bfloat16() if t.dtype == torch.float32 and t.ndim else t)
 
 
+def measure_chain(name: str, case: Case) -> dict[str, object]:
+    """A model of equal blocks, likewise."""
+    model = case.model().eval()
+    started = time.process_time()
+    chain = map_onto(model, *case.further, machine="lpx", chips=case.chips, cut=case.cut)
+    mapped = time.process_time()
+    simulated = cost(chain).cycles
+    lines = sum(len(page.instructions) for part in chain.chain.parts.values() for page in part.pages)
+    return {
+        "case": name, "title": case.title, "cycles": chain.cycles, "simulated": simulated, "bound": chain.bound,
+        "limit": chain.limit, "ratio": chain.cycles / chain.bound, "at_most": case.at_most,
+        "reason": f"a result every {chain.interval:,} cycles", "seconds": mapped - started,
+        "judged": time.process_time() - mapped, "instructions": lines,
+    }  # fmt: skip
+
+
 def measure(name: str, case: Case) -> dict[str, object]:
     """A case mapped, scheduled, and judged by the simulator, which must agree on its length."""
+    if "blocks" in (case.cut or {}):
+        return measure_chain(name, case)
     torch.manual_seed(0)
     model, x = in_bfloat16(case.model().eval()), torch.randn(case.shape).bfloat16()
     machine = grid(case.side) if case.side else spatial_machine("lpx")

@@ -5,6 +5,10 @@ Weights are eight bits wide where the published models are served so. They are r
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -113,3 +117,43 @@ class LlamaBlock(nn.Module):
         x = x + self.attention(self.before(x), at)
         y = self.behind(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """The next word for each of some, all of them at one place."""
+
+    table: torch.Tensor
+
+    def __init__(
+        self, blocks: int, rows: int, wide: int, heads: int, groups: int, inner: int, longest: int, words: int
+    ):
+        super().__init__()
+        self.register_buffer("table", torch.randn(words, wide).to(EIGHT))
+        self.blocks = nn.ModuleList(LlamaBlock(rows, wide, heads, groups, inner, longest) for _ in range(blocks))
+        for block in self.blocks:
+            for name in ("cos", "sin", "places"):
+                setattr(block.attention, name, getattr(self.blocks[0].attention, name))
+        self.norm, self.head = nn.RMSNorm(wide, eps=1e-5, dtype=torch.bfloat16), Eight(wide, words)
+
+    def forward(self, word: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        x = F.embedding(word, self.table).bfloat16()
+        for block in self.blocks:
+            x = block(x, at)
+        return self.head(self.norm(x)).argmax(-1)
+
+
+def without_memory(build: Callable[[], nn.Module]) -> nn.Module:
+    """A model whose weights take no memory until somebody reads them: zeros in a file with nothing in it."""
+    with torch.device("meta"):
+        model = build()
+    places: dict[torch.Tensor, int] = {}
+    size = 0
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor not in places:
+            places[tensor] = size
+            size += -(-tensor.nbytes // 64) * 64
+    with tempfile.NamedTemporaryFile() as file:
+        os.truncate(file.name, size)
+        zeros = torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8)
+    known = {t: zeros[at : at + t.nbytes].view(t.dtype).view(t.shape) for t, at in places.items()}
+    return model._apply(lambda t: known.get(t, t), recurse=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tessera.spatial.listing import parse
 from tessera.spatial.program import SpatialProgram
-from tessera.spatial.simulator.api import Judged, judge
+from tessera.spatial.simulator.judge import Judged, judge
 from tessera.spatial.simulator.timeline import events
 from tessera.spatial.watch.metrics import metrics
 from tessera.spatial.watch.waits import Waits

@@ -1,0 +1,111 @@
+"""Listings judged: everything that can be said of one without its data.
+
+In: a listing and the machine. Out: what each instruction does, the flows between cores, who claims what, and a
+`Report`; or one `Violation`. Checked in this order: machine, pages, instructions, flows, claims, memory, end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from tessera.machines.spatial import Core, SpatialMachine
+from tessera.spatial.listing.types import Listing, Load, Store, TensorType, ToHost
+from tessera.spatial.simulator.claims import Claims, check_claims, check_duration, check_names, claims
+from tessera.spatial.simulator.flows import Flow, flows
+from tessera.spatial.simulator.memory import Access, check_accesses, check_buffers, check_races
+from tessera.spatial.simulator.report import Report, report
+from tessera.spatial.simulator.violation import Step, Violation
+from tessera.spatial.simulator.work import Work, Worker
+
+
+@dataclass(frozen=True)
+class Judged:
+    works: list[Work]
+    flows: dict[int, Flow]
+    claims: Claims
+    report: Report
+
+
+def judge(listing: Listing, machine: SpatialMachine, jitter: int | None = None) -> Judged:
+    _check_machine(listing, machine)
+    places = {"input": dict(listing.inputs), "output": dict(listing.outputs), "dram": {}}
+    pages = {page.core: page for page in listing.pages}
+    works: list[Work] = []
+    of_core: dict[Core, list[Work]] = {}
+    buffers = {page.core: {of.name: of for of in page.buffers} for page in listing.pages}
+    for core, page in pages.items():
+        check_buffers(machine, core, page.buffers)
+        places["dram"] = {of.name: of.type for of in listing.drams if of.chip == core.chip}
+        worker = Worker(machine, buffers[core], places)
+        mine = of_core[core] = [worker.work(Step(core, instruction)) for instruction in page.instructions]
+        units = machine.units(core)
+        for work in mine:
+            check_names(machine, units, work)
+            check_duration(machine, work)
+        works += mine
+    paired = flows(machine, works, None if jitter is None else Random(jitter))
+    held = claims(machine, works, paired, buffers)
+    check_claims(held)
+    for core, mine in of_core.items():
+        check_accesses(core, buffers[core], mine)
+    _check_outside(listing, works)
+    end = max((work.end for work in works), default=0)
+    if listing.end != end:
+        last = [str(work.step) for work in works if work.end == end][:1]
+        raise Violation("end", None, end, f"expected the program to end at {end}; it says {listing.end}", *last)
+    return Judged(works, paired, held, report(machine, works, paired, held, end))
+
+
+def _check_machine(listing: Listing, machine: SpatialMachine) -> None:
+    if listing.sha256 != machine.sha256:
+        names = (listing.machine, listing.sha256), (machine.key, machine.sha256)
+        have, want = (f"{name} {sha[:12]}" for name, sha in names)
+        raise Violation("machine", None, 0, f"expected a program for {want}; it is for {have}")
+    seen = set()
+    for page in listing.pages:
+        if not machine.network.alive(page.core) or page.core in seen:
+            why = "expected a page for it once" if page.core in seen else f"expected a live core of {machine.key}"
+            raise Violation("core", page.core, 0, why, f"line {page.line}: core {page.core}")
+        seen.add(page.core)
+        names = [buffer.name for buffer in page.buffers]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise Violation("buffer", page.core, 0, f"expected names of its own; {twice} is there twice")
+    for kind in (listing.inputs, listing.outputs, [(of.name, of.type) for of in listing.drams]):
+        if len({name for name, _ in kind}) != len(kind):
+            raise Violation(
+                "bounds", None, 0, "expected inputs, outputs and tiles of off-chip memory with names of their own"
+            )
+    for chip in {of.chip for of in listing.drams}:
+        needed = sum(of.type.bytes for of in listing.drams if of.chip == chip)
+        room = machine.dram.size if machine.dram else 0
+        if chip >= machine.chip_count or needed > room:
+            raise Violation("buffer", None, 0, f"expected at most {room} bytes in off-chip memory; got {needed}")
+
+
+def _check_outside(listing: Listing, works: list[Work]) -> None:
+    """Off-chip memory has races too. An output that nobody sends is refused before memory is taken for it."""
+    touched: dict[str, list[Access]] = {}
+    sent = dict.fromkeys((name for name, _ in listing.outputs), 0)
+    for work in works:
+        if work.place is None:
+            continue
+        match work.step.of.action:
+            case Load() | Store() as action:
+                begin, writes = work.step.of.start, isinstance(action, Store)
+                touched.setdefault(work.place.ref.name, []).append(
+                    Access(begin, work.step.end, writes, work.place, work)
+                )
+            case ToHost():
+                sent[work.place.ref.name] += work.place.bytes
+    for accesses in touched.values():
+        check_races(accesses)
+    for name, of in listing.outputs:
+        _check_sent(name, of, sent[name], listing.end)
+
+
+def _check_sent(name: str, of: TensorType, sent: int, end: int) -> None:
+    if sent < of.bytes:
+        why = f"expected all of {name} to be sent to the host; {sent} of {of.bytes} bytes are"
+        raise Violation("output", None, end, why, f"output {name} {of}")
