@@ -22,6 +22,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.check import with_names
 from tessera.ir.equation import Value
 from tessera.ir.formula import SYMBOL
+from tessera.ir.recurrent import RECURRENT
 from tessera.ir.serial_size import formula_of
 from tessera.ir.types import TensorType
 from tessera.ops.op import keep_whole
@@ -63,8 +64,13 @@ class Exported:
         return pytree.tree_unflatten(list(outputs), self.out_spec)
 
 
-def capture_export(program: ExportedProgram, name: str = "exported") -> Exported:
-    """The trace of an exported program."""
+# Assertions of what types in a trace tell: they would only keep values alive that kernels need not write.
+_TOLD = ("_assert_tensor_metadata",)
+
+
+def capture_export(program: ExportedProgram, name: str = "exported", whole_layers: bool = False) -> Exported:
+    """The trace of an exported program. Recurrent layers are taken apart into their steps, unless how many there are
+    is known only at a call, or they are wanted whole."""
     signature = program.graph_signature
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
     specs = signature.input_specs
@@ -85,16 +91,31 @@ def capture_export(program: ExportedProgram, name: str = "exported") -> Exported
         return outs[len(written) :]
 
     names = [(specs[i].target or nodes[i].name).replace(".", "_") for i in order]
-    captured = capture(call, fakes, names, keep_whole, builder, locate=False)
+    whole = keep_whole
+    if whole_layers or any(map(_steps_unknown, program.graph.nodes)):
+        whole = lambda op: keep_whole(op) or op in RECURRENT  # noqa: E731
+    try:
+        captured = capture(call, fakes, names, whole, builder, locate=False)
+    except CaptureError as error:
+        place = f": called at {builder.source}" if str(builder.source) else ""
+        raise CaptureError(f"{error}{place}") from error
     grads = tuple(t.requires_grad for t in held) + (False,) * (len(fakes) - len(held))
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
     sizes = {} if mode is None or mode.shape_env is None else given_names(mode.shape_env)
     leaves, ranges = _leaves(captured, fakes, len(held)), _ranges(program)
     named = tuple(pytree.tree_unflatten([None] * in_spec.num_leaves, in_spec)[1])
-    checked = captured.trace.with_(equations=tuple(with_names(eqn, sizes) for eqn in captured.trace.equations))
+    equations = (eqn for eqn in captured.trace.equations if eqn.opname not in _TOLD)
+    checked = captured.trace.with_(equations=tuple(with_names(eqn, sizes) for eqn in equations))
     captured = replace(captured, trace=checked, requires_grad=grads)
     return Exported(captured, tuple(held), in_spec, out_spec, leaves, ranges, sizes, named)
+
+
+def _steps_unknown(node: torch.fx.Node) -> bool:
+    if node.target not in RECURRENT:
+        return False
+    x, *_, batch_first = node.args
+    return not isinstance(x.meta["val"].shape[1 if batch_first else 0], int)  # type: ignore[union-attr]
 
 
 def _leaves(captured: Captured, fakes: list, held: int) -> list[Leaf]:

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
+from tessera.ir.recurrent import RECURRENT
 from tessera.ir.strides import copied
 from tessera.torch_internals import pytree
+from tessera.torch_internals.exporting import every_line, quiet_guards
+from tessera.torch_internals.operators import made_of
 from tessera.util.errors import CaptureError, OptionError
 
 _RANGE = re.compile(r"(\w+) = Dim\('\1'.*\)")
+_FIXED = "your code specialized it to be a constant"
+_MOST = re.compile(r"Not all values of (\w+) = .* in the specified range (?:(\d+) <= )?\1 <= (\d+) satisfy .* != \3\.")
 
 
 def exported_program(
@@ -33,25 +39,75 @@ def exported_program(
     if not isinstance(args, tuple):
         raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
     args, kwargs = _apart(args, kwargs, module)
-    shapes = _dynamic_shapes(dynamic, names, args, kwargs)
-    narrowed = False
+    shapes = _dynamic_shapes(dynamic, names, kwargs)
+    try:
+        return _exported(module, args, kwargs, shapes, dynamic, strict=False), names
+    except Exception as error:
+        refusal = CaptureError(f"torch.export does not capture {_name_of(model)}: {error}")
+        refusal.__cause__ = error
+        if _FIXED not in str(error):
+            raise refusal from error
+    try:  # TorchDynamo reads the program's Python, where `len(x)` of an open size need not be a number
+        return _exported(module, args, kwargs, shapes, dynamic, strict=True), names
+    except Exception:
+        raise refusal from refusal.__cause__
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple, kwargs: dict, shapes: object, dynamic: object, strict: bool
+) -> ExportedProgram:
+    narrowed = 0
     while True:
         try:
-            with torch.no_grad():
-                return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False), names  # type: ignore[arg-type]
+            with torch.no_grad(), made_of(RECURRENT), every_line(), quiet_guards(), _by_name(module, kwargs):
+                return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)  # type: ignore[arg-type]
         except Exception as error:
-            narrower = None if narrowed else _narrower(str(error), shapes, dynamic)
+            narrower = _narrower(str(error), shapes, dynamic) if narrowed < 2 else None
             if narrower is None:
-                raise CaptureError(f"torch.export does not capture {_name_of(model)}: {error}") from error
-            shapes, narrowed = narrower, True
+                raise
+            shapes, narrowed = narrower, narrowed + 1
+
+
+@contextmanager
+def _by_name(module: torch.nn.Module, kwargs: dict) -> Iterator[None]:
+    """While inside, arguments that go to `**kwargs` are parameters of their own, as PyTorch's export counts them."""
+    if not kwargs:
+        yield
+        return
+    forward = module.forward
+    signature = inspect.signature(forward)
+    plain = {name: p for name, p in signature.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+    rest = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs if name not in plain]
+    if not rest:
+        yield
+        return
+
+    def call(*args: object, **kwargs: object) -> object:
+        return forward(*args, **kwargs)
+
+    own = vars(module).get("forward")
+    call.__signature__ = signature.replace(parameters=[*plain.values(), *rest])  # type: ignore[attr-defined]
+    module.forward = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
 
 
 def _narrower(message: str, shapes: object, dynamic: object) -> object:
     """Sizes in the ranges that PyTorch suggests, as a table of positions has one; None where it suggests something else
-    than ranges, or a range for a size that the user gave one for."""
+    than ranges, or a range for a size that the user gave one for. It suggests nothing where only the end of a range is
+    a case of its own, as the whole of that table is."""
     suggested = message.partition("Suggested fixes:")[2].strip("\n").split("\n\n")[0].splitlines()
+    suggested = suggested or [
+        f"{name} = Dim('{name}', {f'min={low}, ' if low else ''}max={int(most) - 1})"
+        for name, low, most in _MOST.findall(message)
+    ]
     ranges = [match[1] for line in suggested if (match := _RANGE.fullmatch(line.strip()))]
-    open_ended = {size for size in pytree.tree_leaves(dynamic) if isinstance(size, str)}
+    sizes = pytree.tree_leaves(dynamic, is_leaf=lambda x: isinstance(x, tuple) and isinstance(x[0], str))
+    open_ended = {size for size in sizes if isinstance(size, str)}
     if not ranges or len(ranges) != len(suggested) or not open_ended.issuperset(ranges):
         return None
     fixes = "\n".join(["Suggested fixes:", *suggested])
@@ -94,7 +150,7 @@ def _names(model: Callable, count: int) -> tuple[str, ...]:
     return tuple(names[:count]) if len(names) >= count else tuple(f"arg{i}" for i in range(count))
 
 
-def _dynamic_shapes(dynamic: object, names: tuple[str, ...], args: tuple, kwargs: dict) -> object:
+def _dynamic_shapes(dynamic: object, names: tuple[str, ...], kwargs: dict) -> object:
     """`{"x": {0: "batch", 1: ("length", 1, 512)}}` as PyTorch wants it: a size of one name is one size."""
     if dynamic is None:
         return None

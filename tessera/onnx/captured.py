@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from tessera.exporters.onnx.graph import as_real
 from tessera.exporters.onnx.program import Program, cleaned
 from tessera.frontends.export import capture_export
 from tessera.frontends.export_model import exported_program
@@ -38,7 +39,7 @@ def captured_model(
     if not args and not kwargs and exported.example_inputs is not None:
         args, kwargs = exported.example_inputs
     with torch.no_grad():
-        captured = capture_export(exported, name)
+        captured = capture_export(exported, name, whole_layers=True)
     specs = exported.graph_signature.input_specs
     held = [spec.target or spec.arg.name for spec in specs if spec.kind.name != "USER_INPUT"]
     trace = captured.captured.trace
@@ -75,7 +76,7 @@ def _comes_in(v: Value, bound: set[Value]) -> bool:
 
 def _tensor(x: object) -> torch.Tensor:
     if isinstance(x, torch.Tensor):
-        return x.detach()
+        return as_real(x.detach())
     if isinstance(x, (bool, int, float)):
         return torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
     raise InputError(f"expected tensors and numbers as arguments, got {type(x).__name__}")

@@ -12,9 +12,10 @@ from torch.export import Dim, ExportedProgram, export
 from torch.testing import assert_close
 
 import tessera
+from tessera.frontends.export_model import _narrower
 from tessera.torch_internals import pytree
 from tessera.util.config import override
-from tessera.util.errors import InputError
+from tessera.util.errors import CaptureError, InputError
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
 ROWS = Dim("rows", min=2, max=16)
@@ -242,3 +243,32 @@ def test_to_exported_and_back() -> None:
         assert_close(exported.module()(x), program(x))
     with pytest.raises(InputError, match="expected rows from 2 to 16, got 17"):
         fast(torch.randn(17, 4))
+
+
+class Resized(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clone().resize_(2, 2) + 1
+
+
+class Replaced(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(3).set_(x.clone()) + 1
+
+
+@pytest.mark.parametrize("model", [Resized(), Replaced()])
+@pytest.mark.parametrize("door", [tessera.export, tessera.onnx.export])
+def test_a_change_of_storage_is_refused_with_the_line(model: nn.Module, door: Callable, tmp_path) -> None:
+    with pytest.raises(CaptureError, match=r"changes a tensor's own storage.*test_export\.py:\d+"):
+        door(model, (torch.randn(4),), tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_range_loses_its_end_where_that_is_a_case_of_its_own() -> None:
+    message = (
+        "Constraints violated (length)!\n  - Not all values of length = L['ids'].size()[1] in the specified range "
+        "length <= 64 satisfy the generated guard L['ids'].size()[1] != 64.\n"
+    )
+    shapes = {"ids": {1: Dim("length", max=64)}}
+    narrowed = _narrower(message, shapes, {"ids": {1: "length"}})
+    assert narrowed["ids"][1].max == 63  # type: ignore[index]
+    assert _narrower(message, shapes, {"ids": {1: ("length", 1, 64)}}) is None  # the user says otherwise

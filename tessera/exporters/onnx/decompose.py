@@ -18,7 +18,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Special, substitute
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
+from tessera.ir.types import TensorType, known
 from tessera.ops.fallback import call_key
 from tessera.torch_internals.fake import FakeTensorMode
 from tessera.torch_internals.operators import OpOverload, decomposition_table
@@ -51,6 +51,7 @@ class Decompositions:
         # Its strides are nobody's concern: an operator is asked for what it gives of plain tensors.
         fakes = [fake.fake_of(_plain(v.tensor), self.mode) for v in values]
         names = [f"x{i}" for i in range(len(fakes))]
+        open_sizes = [n for v in values for n in v.tensor.shape if not isinstance(n, int) and known(n) is n]
         try:
             parts, _ = record(
                 run, fakes, names, lambda o: has_form(o) and o is not op, Builder("parts", self.mode), locate=False
@@ -58,6 +59,8 @@ class Decompositions:
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError):
             return None  # PyTorch's decomposition does not take these arguments
         declined = any(o is NotImplemented for o in parts.outputs)
+        if any(known(n) is not n for n in open_sizes):
+            return None  # the parts are those of one size alone
         if declined or parts.mutations or any(e.op is op for e in parts.equations):
             return None
         return parts

@@ -138,16 +138,17 @@ class Graph:
     # --- constants ---
 
     def tensor(self, data: torch.Tensor, hint: str = "constant") -> Ref:
-        """A constant tensor."""
-        data = data.detach().cpu().contiguous()
+        """A constant tensor; of complex numbers the parts."""
+        kind, shape = data.dtype, tuple(data.shape)
+        data = as_real(data.detach().cpu()).contiguous()
         key = None
         if data.numel() <= 64:
-            key = (data.dtype, tuple(data.shape), flat_bytes(data))
+            key = (kind, shape, flat_bytes(data))
             if key in self._constants:
                 return self._constants[key]
         name = self.fresh(hint)
         self.initializers[name] = data
-        ref = Ref(name, data.dtype, tuple(data.shape))
+        ref = Ref(name, kind, shape)
         if key is not None:
             self._constants[key] = ref
         return ref
@@ -297,6 +298,18 @@ def needed(nodes: Sequence[Node], wanted: set[str]) -> list[Node]:
             live.update(i for n in every([node]) for i in n.inputs)
             live.update(o.name for n in every([node]) for inner in n.inner.values() for o in inner.outputs)
     return kept[::-1]
+
+
+def as_real(data: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as files have them: their parts, in a last dimension of two. Others as they are."""
+    return torch.view_as_real(data.resolve_conj()) if data.is_complex() else data
+
+
+def real_parts(x: Ref) -> Ref:
+    """A value as the numbers that the file holds."""
+    if not x.dtype.is_complex:
+        return x
+    return Ref(x.name, x.dtype.to_real(), None if x.shape is None else (*x.shape, 2))
 
 
 def flat_bytes(data: torch.Tensor) -> bytes:

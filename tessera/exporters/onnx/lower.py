@@ -15,7 +15,7 @@ import torch
 import tessera.exporters.onnx.forms.all  # noqa: F401  (declares them)
 from tessera.exporters.onnx.decompose import Decompositions
 from tessera.exporters.onnx.errors import ExportError, NoForm
-from tessera.exporters.onnx.graph import Graph, Ref
+from tessera.exporters.onnx.graph import Graph, Ref, as_real
 from tessera.exporters.onnx.patterns.whole import whole_operators
 from tessera.exporters.onnx.registry import forms_of
 from tessera.exporters.onnx.sizes import Numbers
@@ -78,7 +78,7 @@ class Lowering:
     def weight(self, v: Value, name: str, data: torch.Tensor) -> Ref:
         """A parameter or buffer, which the file holds."""
         name = self.g.fresh(name)
-        self.g.initializers[name] = self.weights[name] = data
+        self.g.initializers[name] = self.weights[name] = as_real(data.detach())
         return Ref(name, data.dtype, v.tensor.shape)
 
     def transposed(self, x: Ref) -> Ref:

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from tessera.exporters.onnx.errors import ExportError
 from tessera.exporters.onnx.functions import DOMAIN, Function, outline
-from tessera.exporters.onnx.graph import Content, Graph, Node, Ref, every, flat_bytes, needed
+from tessera.exporters.onnx.graph import Content, Graph, Node, Ref, every, flat_bytes, needed, real_parts
 from tessera.exporters.onnx.lower import Lowering, count_readers, read_values
 from tessera.exporters.onnx.program import Program, updated
 from tessera.frontends.onnx.elements import BITS, CODES, Narrow, code_of
@@ -60,10 +59,8 @@ def _written(g: Graph, program: Program) -> list[tuple[str, Ref]]:
     for v, name in program.inputs.items():
         dtype = v.dtype if isinstance(v.type, TensorType) else SCALARS[v.type.kind]  # type: ignore[union-attr]
         shape = v.shape if isinstance(v.type, TensorType) else ()
-        if dtype.is_complex:
-            raise ExportError(f"the input {name} is complex, which runtimes have no tensors of: take its parts")
-        g.inputs.append(Ref(g.fresh(name), dtype, shape))
-        lowering.env[v] = g.inputs[-1]
+        lowering.env[v] = Ref(g.fresh(name), dtype, shape)
+        g.inputs.append(real_parts(lowering.env[v]))
     read = read_values(trace)
     for v, (name, data) in program.weights.items():
         if v not in read:
@@ -86,11 +83,9 @@ def _written(g: Graph, program: Program) -> list[tuple[str, Ref]]:
 
 def _output(g: Graph, result: object, value: object) -> Ref:
     if isinstance(result, Ref):
-        if result.dtype.is_complex:
-            raise ExportError("an output is complex, which runtimes have no tensors of: give torch.view_as_real of it")
         if isinstance(value, Value) and isinstance(value.type, ScalarType):
             return Ref(result.name, result.dtype, ())
-        return result
+        return real_parts(result)
     assert isinstance(result, (bool, int, float)), f"an output is {result!r}, which is no tensor"
     return g.full(result, SCALARS[type(result)])
 

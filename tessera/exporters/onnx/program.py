@@ -14,7 +14,6 @@ import torch
 
 from tessera.ir.call import sub_traces
 from tessera.ir.equation import Arg, Value
-from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size
 from tessera.passes.clean.canonicalise import canonicalise
@@ -23,6 +22,7 @@ from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.passes.clean.inline import inline
 from tessera.torch_internals.fake import FakeTensorMode
+from tessera.transforms.draws import is_draw
 
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
@@ -57,14 +57,14 @@ def random_values(trace: Trace) -> set[Value]:
     random: set[Value] = set()
     for eqn in trace.equations:
         inside = any(map(random_inside, sub_traces(eqn)))
-        if inside or draws(eqn.op, eqn.args, eqn.kwargs) or not random.isdisjoint(eqn.inputs()):
+        if inside or is_draw(eqn) or not random.isdisjoint(eqn.inputs()):
             random.update(v for v in eqn.outputs if v is not None)
     return random
 
 
 def random_inside(trace: Trace) -> bool:
     """Whether anything is drawn, in bodies too."""
-    return any(draws(e.op, e.args, e.kwargs) or any(map(random_inside, sub_traces(e))) for e in trace.equations)
+    return any(is_draw(e) or any(map(random_inside, sub_traces(e))) for e in trace.equations)
 
 
 def updated(name: str) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from tessera.exporters.onnx.compare import compare
 from tessera.exporters.onnx.file import with_weights
+from tessera.exporters.onnx.graph import as_real
 from tessera.exporters.onnx.model import to_model
 from tessera.exporters.onnx.program import Program, cleaned
 from tessera.exporters.onnx.runtimes import runtime
@@ -39,7 +40,7 @@ def answers(model: onnx.ModelProto, inputs: tuple[torch.Tensor, ...], by: str) -
     if by == "tessera":
         out = load(model, compile=False)(*inputs)
         return list(out) if isinstance(out, (tuple, list)) else [out]
-    feeds = {i.name: to_numpy(x) for i, x in zip(model.graph.input, inputs, strict=True)}
+    feeds = {i.name: to_numpy(as_real(x.detach())) for i, x in zip(model.graph.input, inputs, strict=True)}
     return [to_torch(x) for x in runtime(by, model.SerializeToString())(feeds)]  # type: ignore[misc,arg-type]
 
 
@@ -47,4 +48,4 @@ def assert_same(got: list[torch.Tensor], expected: object) -> None:
     wanted = [x for x in pytree.tree_leaves(expected) if isinstance(x, torch.Tensor)]
     assert len(got) == len(wanted)
     for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
-        assert not (problem := compare(f"output {i}", a, b.detach()).problem), problem
+        assert not (problem := compare(f"output {i}", a, as_real(b.detach())).problem), problem

@@ -13,7 +13,7 @@ from leaving import answers, assert_same, written
 
 from tessera.exporters.onnx.errors import ExportError
 from tessera.exporters.onnx.runtimes import preferred, runtime
-from tessera.onnx import export
+from tessera.onnx import export, load
 
 
 def floats(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -106,6 +106,19 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     "products": (lambda x, y: (x @ y.transpose(1, 2), torch.einsum("bij,bkj->bik", x, y)), (X, Y)),
     "linear": (lambda x, w, b: (F.linear(x, w, b), F.linear(x[0], w)), (X, floats(5, 4), floats(5))),
     "convolution": (lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=2), (IMAGE, KERNEL)),
+    "runs of equal elements": (
+        lambda x: torch.unique_consecutive(x.round(), return_inverse=True, return_counts=True),
+        (floats(3, 4),),
+    ),
+    "one class alone": (lambda i: F.one_hot(i, 5), (torch.tensor(3),)),
+    "mean of single numbers": (
+        lambda x, i, y: x.scatter_reduce(0, i, y, "mean"),
+        (torch.tensor(2.0), torch.tensor(0), torch.tensor(5.0)),
+    ),
+    "average of whole windows": (
+        lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=5),
+        (IMAGE,),
+    ),
     "convolution same": (lambda x, w: F.conv2d(x, w, padding="same", groups=2), (IMAGE, floats(6, 2, 4, 3))),
     "transposed": (
         lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1),
@@ -219,7 +232,16 @@ DRAWS: dict[str, tuple[Callable, tuple[float, float, float, float]]] = {  # mean
     "normal": (lambda x: torch.normal(x, 2.0), (0.3, 2, -20, 20)),
     "normal of a mean": (lambda x: torch.normal(1.0, x), (1, 0.3, -3, 5)),
     "normal of a size": (lambda x: torch.normal(3.0, 0.5, (40, 50)), (3, 0.5, -2, 8)),
+    "normal in place": (lambda x: x.clone().normal_(1.0, 2.0), (1, 2, -20, 20)),
     "bernoulli": (lambda x: torch.bernoulli(x), (0.3, 0.458, 0, 1)),
+    "multinomial": (
+        lambda x: torch.multinomial(torch.tensor([0.1, 0.0, 0.4, 0.5]), 2000, True).view(40, 50) + 0.0 * x,
+        (2.3, 0.9, 0, 3),
+    ),
+    "multinomial without putting back": (
+        lambda x: torch.multinomial(x[:, :5], 5).float().repeat(1, 10),
+        (2, 1.414, 0, 4),
+    ),
     "randint": (lambda x: torch.randint(-3, 5, (40, 50)).float(), (0.5, 2.29, -3, 4)),
     "randint_like": (lambda x: torch.randint_like(x, 4), (1.5, 1.118, 0, 3)),
     "dropout": (lambda x: F.dropout(x, 0.25), (0.3, 0.173, 0, 0.4)),
@@ -241,6 +263,30 @@ def test_random_results_are_compared_by_type() -> None:
     model = export(lambda x: torch.randn(x.shape[0], 3), (X,), dynamic={"x": {0: "rows"}}, check=True)
     run = runtime(preferred(), model.SerializeToString())  # type: ignore[union-attr]
     assert run({"x": np.zeros((7, *X.shape[1:]), np.float32)})[0].shape == (7, 3)
+
+
+def test_numbers_drawn_in_place_are_random() -> None:
+    model = export(lambda x: x.clone().normal_(1.0, 2.0) + x, (X,), check=True)
+    assert model is not None and model.opset_import[0].version == 21
+
+
+def factor(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.qr(x)[0]
+
+
+def test_the_line_is_that_of_the_function_that_calls() -> None:
+    line = factor.__code__.co_firstlineno + 1
+    with pytest.raises(ExportError, match=rf"aten\.linalg_qr.*test_onnx_forms\.py:{line}$"):
+        export(lambda x: factor(x + 1), (torch.eye(3),))
+
+
+def test_complex_numbers_come_and_go_as_their_parts() -> None:
+    x, turn = torch.randn(2, 5, dtype=torch.complex64), torch.polar(torch.ones(5), torch.randn(5))
+    model = export(lambda x: {"turned": x * turn, "real": x.real}, (x,), check=False)
+    assert model is not None
+    turned, real = load(model, compile=False)(torch.view_as_real(x))  # type: ignore[misc]
+    torch.testing.assert_close(torch.view_as_complex(turned), x * turn)
+    assert torch.equal(real, x.real)
 
 
 def test_random_numbers_without_a_form_are_named() -> None:

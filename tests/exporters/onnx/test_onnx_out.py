@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -203,3 +205,42 @@ def test_onnx_runtime_agrees_at_other_sizes() -> None:
             ids = torch.randint(0, 11, shape)
             (got,) = session.run(None, {"ids": ids.numpy()})
             assert_same([torch.from_numpy(got)], net(ids))
+
+
+class Causal(nn.Module):
+    """All of the table is a case of its own to PyTorch: it lies in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(16, 16, dtype=torch.bool).tril().view(1, 1, 16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[-1]
+        return torch.where(self.mask[:, :, length - x.shape[-2] : length, :length], x, torch.full([], -1.0))  # type: ignore[index]
+
+
+def contrast(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x @ y.T, torch.arange(len(x)))
+
+
+class Options(nn.Module):
+    def forward(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        return x * 2 + options["y"] if options["twice"] else x
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "kwargs", "dynamic"),
+    [
+        (Causal(), [(2, 1, 5, 5)], {}, {"x": {2: "length", 3: "length"}}),
+        (contrast, [(5, 4), (5, 4)], {}, {"x": {0: "n"}, "y": {0: "n"}}),
+        (Options(), [(5, 4)], {"twice": True, "y": torch.ones(4)}, {"x": {0: "n"}}),
+    ],
+    ids=["the end of a table", "the length of a tensor", "further arguments by name"],
+)
+def test_sizes_stay_open(model: Callable, shapes: list[tuple], kwargs: dict, dynamic: dict) -> None:
+    written = export(model, tuple(map(torch.randn, shapes)), kwargs=kwargs, dynamic=dynamic, check=False)
+    assert written is not None
+    for size in (2, 9, 15):
+        given = [torch.randn([size if n == 5 else n for n in shape]) for shape in shapes]
+        tensors = [x for x in kwargs.values() if isinstance(x, torch.Tensor)]
+        assert_same([load(written, compile=False)(*given, *tensors)], model(*given, **kwargs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tessera.exporters.onnx.forms.common import axis, need
-from tessera.exporters.onnx.graph import Graph, Ref
+from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
 from tessera.exporters.onnx.registry import form
 
 
@@ -133,6 +133,28 @@ def unique_dim(
 ) -> list[Ref]:
     need(x.ndim > 0)
     return _distinct(g, x, axis(dim, x.ndim))
+
+
+@form("unique_consecutive")
+def unique_consecutive(
+    g: Graph, x: Ref, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> list[Ref]:
+    """What differs from the element before it stays, and the first does."""
+    need((dim is None or x.ndim == 1) and not any(same(n, 0) for n in x.sizes))
+    flat = g.op("Reshape", x, g.ints([-1]))
+    before, after = g.slice(flat, 0, 0, -1), g.slice(flat, 0, 1, INT64_MAX)
+    new = g.op("Not", g.op("Equal", after, before, dtype=torch.bool))
+    starts = g.op("Concat", g.full(True, torch.bool, [1]), new, axis=0)
+    values = g.op("Compress", flat, starts, axis=0)
+    inverse = counts = g.tensor(torch.zeros(0, dtype=torch.int64))
+    if return_inverse:
+        numbers = g.op("CumSum", g.cast(starts, torch.int64), g.full(0, torch.int64))
+        inverse = g.op("Reshape", g.op("Sub", numbers, g.full(1, torch.int64)), g.ints(x.sizes))
+    if return_counts:
+        places = g.op("Reshape", g.op("NonZero", starts, dtype=torch.int64), g.ints([-1]))
+        ends = g.op("Concat", g.slice(places, 0, 1, INT64_MAX), g.op("Shape", flat, dtype=torch.int64), axis=0)
+        counts = g.op("Sub", ends, places)
+    return [values, inverse, counts]
 
 
 @form("histc")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tessera.exporters.onnx.forms.common import axes, axis, need
-from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
+from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, real_parts, same
 from tessera.exporters.onnx.registry import form
 from tessera.ir.types import Size
 
@@ -22,7 +22,7 @@ def part(g: Graph, x: Ref, which: int) -> Ref:
     if not x.dtype.is_complex:
         return x if which == 0 else g.expand(g.full(0, x.dtype), x.sizes)
     out = g.op("Gather", x, g.full(which, torch.int64), axis=-1)
-    return Ref(out.name, torch.float64 if x.dtype == torch.complex128 else torch.float32, x.shape)
+    return Ref(out.name, x.dtype.to_real(), x.shape)
 
 
 def joined(g: Graph, real: Ref, imaginary: Ref, shape: Sequence[Size]) -> Ref:
@@ -70,18 +70,13 @@ def to(g: Graph, x: Ref, *_: object, **__: object) -> Ref:
     if x.dtype.is_complex:
         need(x.dtype == g.result.dtype)
         return x
-    wide = g.cast(x, torch.float64 if g.result.dtype == torch.complex128 else torch.float32)
+    wide = g.cast(x, g.result.dtype.to_real())
     return joined(g, wide, part(g, wide, 1), x.sizes)
 
 
 @form("complex._conj complex.conj complex._conj_physical complex.conj_physical")
 def conj(g: Graph, x: Ref) -> Ref:
-    return Ref(g.op("Mul", _real(x), g.tensor(torch.tensor([1.0, -1.0]))).name, x.dtype, x.shape)
-
-
-def _real(x: Ref) -> Ref:
-    """As the numbers that the file holds."""
-    return Ref(x.name, torch.float64 if x.dtype == torch.complex128 else torch.float32, (*x.sizes, 2))
+    return Ref(g.op("Mul", real_parts(x), g.tensor(torch.tensor([1.0, -1.0]))).name, x.dtype, x.shape)
 
 
 @form("complex.mul")
@@ -98,7 +93,7 @@ def mul(g: Graph, a: Ref, b: object) -> Ref:
 @form("complex.mul.Scalar")
 def scaled(g: Graph, x: Ref, by: float) -> Ref:
     need(isinstance(by, (int, float)))
-    return Ref(g.op("Mul", _real(x), g.full(by, _real(x).dtype)).name, x.dtype, x.shape)
+    return Ref(g.op("Mul", real_parts(x), g.full(by, real_parts(x).dtype)).name, x.dtype, x.shape)
 
 
 def _both(kind: str) -> Callable[..., Ref]:
@@ -107,7 +102,7 @@ def _both(kind: str) -> Callable[..., Ref]:
     def write(g: Graph, a: Ref, b: object, *, alpha: object = 1) -> Ref:
         need(isinstance(b, Ref) and alpha == 1 and a.dtype == b.dtype == g.result.dtype)
         assert isinstance(b, Ref)
-        return Ref(g.op(kind, _real(a), _real(b)).name, a.dtype, g.result.shape)
+        return Ref(g.op(kind, real_parts(a), real_parts(b)).name, a.dtype, g.result.shape)
 
     return write
 
@@ -118,19 +113,19 @@ form("complex.sub.Tensor")(_both("Sub"))
 
 @form("complex.neg")
 def neg(g: Graph, x: Ref) -> Ref:
-    return Ref(g.op("Neg", _real(x)).name, x.dtype, x.shape)
+    return Ref(g.op("Neg", real_parts(x)).name, x.dtype, x.shape)
 
 
 @form("complex.sum")
 def sum_(g: Graph, x: Ref, dims: object = None, keepdim: bool = False, **_: object) -> Ref:
     need(x.dtype == g.result.dtype and x.ndim > 0)
-    out = g.reduce("ReduceSum", _real(x), axes(dims, x.ndim) or list(range(x.ndim)), keepdim)
+    out = g.reduce("ReduceSum", real_parts(x), axes(dims, x.ndim) or list(range(x.ndim)), keepdim)
     return Ref(out.name, x.dtype, g.result.shape)
 
 
 @form("complex.abs")
 def abs_(g: Graph, x: Ref) -> Ref:
-    return g.op("Sqrt", g.reduce("ReduceSumSquare", _real(x), [len(x.sizes)], False))
+    return g.op("Sqrt", g.reduce("ReduceSumSquare", real_parts(x), [len(x.sizes)], False))
 
 
 # --- views ---
@@ -138,12 +133,12 @@ def abs_(g: Graph, x: Ref) -> Ref:
 
 @form("complex.view.default complex.reshape complex._unsafe_view complex.flatten complex.squeeze complex.prims.squeeze")
 def view(g: Graph, x: Ref, *_: object, **__: object) -> Ref:
-    return Ref(g.reshape(_real(x), [*g.result.shape, 2]).name, x.dtype, g.result.shape)
+    return Ref(g.reshape(real_parts(x), [*g.result.shape, 2]).name, x.dtype, g.result.shape)
 
 
 @form("complex.unsqueeze")
 def unsqueeze(g: Graph, x: Ref, dim: int) -> Ref:
-    return Ref(g.unsqueeze(_real(x), axis(dim, x.ndim + 1)).name, x.dtype, g.result.shape)
+    return Ref(g.unsqueeze(real_parts(x), axis(dim, x.ndim + 1)).name, x.dtype, g.result.shape)
 
 
 @form("complex.transpose.int complex.permute")
@@ -154,30 +149,30 @@ def permute(g: Graph, x: Ref, *dims: object) -> Ref:
     else:
         a, b = (axis(d, x.ndim) for d in dims)  # type: ignore[arg-type]
         order[a], order[b] = order[b], order[a]
-    return Ref(g.permute(_real(x), [*order, x.ndim]).name, x.dtype, g.result.shape)
+    return Ref(g.permute(real_parts(x), [*order, x.ndim]).name, x.dtype, g.result.shape)
 
 
 @form("complex.expand")
 def expand(g: Graph, x: Ref, *_: object, **__: object) -> Ref:
-    return Ref(g.expand(_real(x), [*g.result.shape, 2]).name, x.dtype, g.result.shape)
+    return Ref(g.expand(real_parts(x), [*g.result.shape, 2]).name, x.dtype, g.result.shape)
 
 
 @form("complex.slice.Tensor")
 def slice_(g: Graph, x: Ref, dim: int = 0, start: object = None, end: object = None, step: int = 1) -> Ref:
-    out = g.slice(_real(x), axis(dim, x.ndim), start or 0, INT64_MAX if end is None else end, step)
+    out = g.slice(real_parts(x), axis(dim, x.ndim), start or 0, INT64_MAX if end is None else end, step)
     return Ref(out.name, x.dtype, g.result.shape)
 
 
 @form("complex.select.int")
 def select(g: Graph, x: Ref, dim: int, index: object) -> Ref:
-    out = g.op("Gather", _real(x), g.scalar(index, torch.int64), axis=axis(dim, x.ndim))
+    out = g.op("Gather", real_parts(x), g.scalar(index, torch.int64), axis=axis(dim, x.ndim))
     return Ref(out.name, x.dtype, g.result.shape)
 
 
 @form("complex.cat")
 def cat(g: Graph, tensors: Sequence[Ref], dim: int = 0) -> Ref:
     need(all(x.dtype == g.result.dtype and x.ndim == len(g.result.shape) for x in tensors))
-    out = g.op("Concat", *map(_real, tensors), axis=axis(dim, len(g.result.shape)))
+    out = g.op("Concat", *map(real_parts, tensors), axis=axis(dim, len(g.result.shape)))
     return Ref(out.name, g.result.dtype, g.result.shape)
 
 
@@ -186,7 +181,7 @@ def constant_pad(g: Graph, x: Ref, pad: Sequence[int], value: object = 0) -> Ref
     count = len(pad) // 2
     low, high = list(pad[0::2])[::-1], list(pad[1::2])[::-1]
     lead = [0] * (x.ndim - count)
-    out = g.op("Pad", _real(x), g.ints([*lead, *low, 0, *lead, *high, 0]), mode="constant")
+    out = g.op("Pad", real_parts(x), g.ints([*lead, *low, 0, *lead, *high, 0]), mode="constant")
     return Ref(out.name, x.dtype, g.result.shape)
 
 
@@ -215,7 +210,7 @@ def _normed(g: Graph, x: Ref, sizes: Sequence[Size], norm: int, divided: bool) -
 @form("complex._fft_c2c")
 def fft_c2c(g: Graph, x: Ref, dims: Sequence[int], norm: int, forward: bool) -> Ref:
     need(x.dtype == torch.complex64 and not any(same(n, 0) for n in x.sizes))
-    out = _real(x)
+    out = real_parts(x)
     for d in dims:
         out = transformed(g, out, axis(d, x.ndim), not forward)
     out = _normed(g, out, [x.sizes[d] for d in dims], norm, not forward)
@@ -239,7 +234,7 @@ def fft_c2r(g: Graph, x: Ref, dims: Sequence[int], norm: int, size: int) -> Ref:
     """The half that is missing is the other one, mirrored and conjugated."""
     need(x.dtype == torch.complex64 and isinstance(size, int))
     last = axis(dims[-1], x.ndim)
-    out = _real(x)
+    out = real_parts(x)
     for d in dims[:-1]:
         out = transformed(g, out, axis(d, x.ndim), True)
     half = size // 2 + 1

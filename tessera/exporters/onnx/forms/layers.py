@@ -104,6 +104,8 @@ def embedding(g: Graph, weight: Ref, ids: Ref, *_: object) -> Ref:
 @form("one_hot")
 def one_hot(g: Graph, ids: Ref, classes: int = -1) -> Ref:
     need(isinstance(classes, int) and classes > 0)
+    if not ids.ndim:  # ONNX has no places of a single index
+        return g.cast(g.op("Equal", g.tensor(torch.arange(classes)), ids, dtype=torch.bool), torch.int64)
     return g.op("OneHot", ids, g.full(classes, torch.int64), g.tensor(torch.tensor([0, 1])), axis=-1)
 
 

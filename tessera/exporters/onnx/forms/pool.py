@@ -71,8 +71,9 @@ def _declare_max(n: int) -> None:
         g: Graph, x: Ref, kernel: Sequence[int], stride: object = (), padding: object = 0, ceil: bool = False,
         count_pad: bool = True, divisor: int | None = None,
     ) -> Ref:  # fmt: skip
-        need(divisor is None or not ceil)
         sizes = listed(kernel, n)
+        if divisor is not None and ceil:  # zeros behind the image, so that the last windows are whole
+            x, ceil = reached(g, x, sizes, listed(stride, n) if stride else sizes, listed(padding, n)), False
         about = {
             "kernel_shape": sizes,
             "strides": listed(stride, n) if stride else sizes,
@@ -102,6 +103,19 @@ def _declare_max(n: int) -> None:
             return [largest(g, x, listed(target, n)), None]
         out = max_pool(g, x, n, sizes, sizes, 0, 1, False, wanted)
         return [*out, *([] if wanted else [None])]
+
+
+def reached(g: Graph, x: Ref, kernel: list[int], stride: list[int], padding: list[int]) -> Ref:
+    """With zeros at the end up to where the last window ends."""
+    n = len(kernel)
+    need(all(isinstance(size, int) for size in x.sizes[-n:]))
+    ends = [
+        max((out - 1) * s + k - 2 * p - size, 0)  # type: ignore[operator]
+        for out, size, k, s, p in zip(g.result.shape[-n:], x.sizes[-n:], kernel, stride, padding, strict=True)
+    ]
+    pads = [0] * x.ndim + [0] * (x.ndim - n) + ends
+    shape = [*x.sizes[:-n], *(size + end for size, end in zip(x.sizes[-n:], ends, strict=True))]
+    return g.op("Pad", x, g.ints(pads), shape=shape)
 
 
 def evenly(x: Ref, target: list[int]) -> list[int] | None:

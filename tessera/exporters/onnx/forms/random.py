@@ -53,7 +53,15 @@ def randn(g: Graph, *_: object, **__: object) -> Ref:
 @form("normal normal_functional", draws=True)
 def shifted(g: Graph, *given: object, **_: object) -> Ref:
     """`normal_functional` names first what it is like; others end with a size."""
-    mean, std = [x for x in given if isinstance(x, (Ref, float, int))][-2:]
+    return moved(g, *[x for x in given if isinstance(x, (Ref, float, int))][-2:])
+
+
+@form("prims.normal", draws=True)
+def prims_normal(g: Graph, shape: object, *, mean: object, std: object, **_: object) -> Ref:
+    return moved(g, mean, std)
+
+
+def moved(g: Graph, mean: object, std: object) -> Ref:
     drawn = normal(g)
 
     def like(x: object) -> Ref:
@@ -100,3 +108,21 @@ def randint(g: Graph, *given: object, **_: object) -> Ref:
     places = g.op("Floor", g.op("Mul", drawn, g.full(high - low, torch.float64)))
     below = g.op("Min", places, g.full(high - low - 1, torch.float64))  # a product may round up
     return g.op("Add", g.cast(below, torch.int64), g.full(low, torch.int64))
+
+
+@form("multinomial", draws=True)
+def multinomial(g: Graph, p: Ref, count: int, replacement: bool = False, **_: object) -> Ref:
+    """The largest of log p - log(-log u), over uniform u, is each with probability p; the largest few are drawn without
+    being put back."""
+    need(isinstance(count, int) and p.is_float)
+    wide = torch.float64
+    shape = [*p.sizes[:-1], count, p.sizes[-1]] if replacement else p.sizes
+    weights = g.op("Log", g.cast(p, wide))
+    if replacement:
+        weights = g.op("Unsqueeze", weights, g.ints([-2]))
+    drawn = g.op("RandomUniformLike", g.expand(g.full(0, wide), shape), dtype=wide, shape=shape)
+    drawn = g.op("Max", drawn, g.full(1e-300, wide))
+    keys = g.op("Sub", weights, g.op("Log", g.op("Neg", g.op("Log", drawn))))
+    if replacement:
+        return g.op("ArgMax", keys, axis=-1, keepdims=0, dtype=torch.int64)
+    return g.op("TopK", keys, g.ints([count]), axis=-1, outputs=2, dtype=[wide, torch.int64])[1]

@@ -72,7 +72,10 @@ def scatter_reduce(
 
 def scatter_mean(g: Graph, x: Ref, dim: int, index: Ref, source: Ref, include_self: bool) -> Ref:
     """The sum, by how many there are of each; of integers rounded down."""
-    need(x.dtype is not torch.bool and x.ndim > 0 and index.ndim > 0)
+    need(x.dtype is not torch.bool)
+    if not (x.ndim and index.ndim):
+        row, at, added = (t if t.ndim else g.reshape(t, [1]) for t in (x, index, source))
+        return g.reshape(scatter_mean(g, row, 0, at, added, include_self), x.sizes)
     one, zero = g.full(1, x.dtype), g.full(0, x.dtype)
     base = x
     if not include_self:

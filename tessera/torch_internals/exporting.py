@@ -1,0 +1,59 @@
+"""`torch.export` while it traces: which lines it notes, and what it logs."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tessera.torch_internals.lookup import symbol
+from tessera.util.files import PACKAGE
+
+_WHY = "the lines of functions that are exported"
+_tracer = symbol("torch.fx.proxy.TracerBase", _WHY)
+_filter: Callable | None = symbol("torch.fx.proxy.TracerBase._filter_traceback_frames", _WHY, otherwise=None)
+_TORCH = torch.__path__[0]
+_EXPORT, _LAYERS = f"{_TORCH}/export/", f"{_TORCH}/nn/modules/"
+_LIBRARIES = (_TORCH, PACKAGE, "<")
+
+
+@contextmanager
+def every_line() -> Iterator[None]:
+    """While inside, nodes know the innermost line that called them. PyTorch notes lines of functions that are called
+    `forward`, and of no others."""
+    if _filter is None:
+        yield
+        return
+    _tracer._filter_traceback_frames = _lines
+    try:
+        yield
+    finally:
+        _tracer._filter_traceback_frames = _filter
+
+
+def _lines(tracer: object, frames: traceback.StackSummary) -> traceback.StackSummary:
+    """Lines of the program, and of PyTorch's own modules; what is above the last of torch.export's called it."""
+    above = max((i for i, frame in enumerate(frames) if frame.filename.startswith(_EXPORT)), default=-1)
+    return traceback.StackSummary.from_list([f for f in frames[above + 1 :] if _is_program(f)])
+
+
+def _is_program(frame: traceback.FrameSummary) -> bool:
+    if frame.filename.startswith(_LAYERS):
+        return frame.name == "forward"
+    return not frame.filename.startswith(_LIBRARIES)
+
+
+@contextmanager
+def quiet_guards() -> Iterator[None]:
+    """While inside, sizes that do not stay open are not logged: an error says so, and another attempt may follow."""
+    before, _guards.disabled = _guards.disabled, True
+    try:
+        yield
+    finally:
+        _guards.disabled = before
+
+
+_guards = logging.getLogger("torch._guards")
