@@ -146,8 +146,11 @@ def _refuse_angles(config: object) -> None:
             raise InputError(f"rope_type {entry['rope_type']!r}: its angles depend on other sequences in the step")
 
 
-def from_folder(folder: str | Path, random_weights: bool = False, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
-    """A model from its config and safetensors. Code in the folder is never run; nothing is fetched."""
+def from_folder(
+    folder: str | Path, random_weights: bool = False, device: str | torch.device | None = None
+) -> PreTrainedModel:
+    """A model from its config and safetensors. Code in the folder is never run; nothing is fetched. Random weights are
+    drawn on the device, where that takes no time."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = Path(folder)
@@ -157,12 +160,12 @@ def from_folder(folder: str | Path, random_weights: bool = False, dtype: torch.d
         raise InputError(f"{path}/config.json: auto_map asks for code from the folder, which is never run")
     if random_weights:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        chosen = (config.dtype or torch.float32) if dtype == "auto" else dtype
-        return AutoModelForCausalLM.from_config(config, dtype=chosen).eval()
+        with torch.device(device or "cpu"):
+            return AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32).eval()
     if not any(path.glob("*.safetensors")):
         raise InputError(f"{path}: expected weights in *.safetensors; random_weights=True does without")
     model = AutoModelForCausalLM.from_pretrained(
-        path, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=dtype
+        path, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
     )
     return model.eval()
 

@@ -38,7 +38,8 @@ class Sizes(NamedTuple):
 
 
 # Sizes of the first call. They all differ, so that none is taken for another one.
-TRIED = {"mixed": Sizes(11, 3, 5, 7), "decode": Sizes(5, 5, 7, 5)}
+TRIED = {"mixed": Sizes(11, 3, 5, 7), "decode": Sizes(5, 5, 7, 5), "few": Sizes(5, 5, 7, 5), "one": Sizes(1, 1, 7, 1)}
+BOUNDS = {"one": 1, "few": 16}  # sequences of a decode step, at most: then kernels for few rows read the weights
 
 
 class Inputs(NamedTuple):

@@ -54,7 +54,7 @@ class Metrics:
     step: Histogram = field(default_factory=Histogram)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """One step, for the timeline."""
 

@@ -41,7 +41,7 @@ def source_of(given: nn.Module | str | Path, device: str | torch.device | None, 
         packed = Packed(given, device)
         return Source(cast("Paged", packed), packed.tokenizer)
     else:
-        module, tokenizer = from_folder(given, random_weights), tokenizer_of(given)
+        module, tokenizer = from_folder(given, random_weights, device), tokenizer_of(given)
     if device is not None:
         module = nn.Module.to(module, device)
     return Source(paged(module), tokenizer, module)

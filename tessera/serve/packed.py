@@ -23,7 +23,7 @@ from tessera.artifact.container import MOST_MEMBER, Container
 from tessera.artifact.loaded import PORTABLE, load
 from tessera.serve.huggingface import tokenizer_of
 from tessera.serve.inputs import Inputs, first_call
-from tessera.serve.programs import Layer, Programs, Site
+from tessera.serve.programs import KEPT, Layer, Programs, Site
 from tessera.util.errors import ArtifactError, InputError, OptionError
 from tessera.util.log import log
 
@@ -81,7 +81,7 @@ def pack(programs: Programs, path: str | Path, tokenizer: object, targets: str |
     whole = Whole(model)
     model.take_sites(given)
     try:
-        entries = {name: (whole, *_example(programs, name)) for name in programs.by_name}
+        entries = {name: (whole, *_example(programs, name)) for name in KEPT if name in programs.by_name}
         write = importlib.import_module("tessera.artifact.write").write  # the compiler, which reading does without
         write(entries, path, targets, facts={FACTS: _facts(programs)}, members=_tokenizer_files(tokenizer))
     finally:
@@ -147,7 +147,7 @@ class Packed:
         self.vocabulary, self.longest, self.stops = facts["vocabulary"], facts["longest"], tuple(facts["stops"])
         self.stored, self.deterministic = getattr(torch, facts["stored"]), facts["deterministic"]
         self._layers = [Layer(*row) for row in facts["layers"]]
-        wanted = ("mixed",) if self.deterministic else ("mixed", "decode")
+        wanted = KEPT[:1] if self.deterministic else KEPT
         if missing := [name for name in wanted if name not in self.loaded.entries]:
             raise ArtifactError(f"{path}: expected the entry {missing[0]!r}, which is not in it")
         if any(entry.way.target == PORTABLE for entry in self.loaded.entries.values()):

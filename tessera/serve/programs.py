@@ -1,8 +1,9 @@
 """The programs of a model: one step over a flat row of tokens, compiled.
 
-In: a model that follows the protocol `Paged`, and pools. Out: two programs that `tessera.jit` compiles with symbolic
-sizes: `mixed` takes any mix of prompt chunks and single tokens, `decode` one token a sequence. They write keys and
-values into the pools, which are never copied, and give logits of the rows that are asked for.
+In: a model that follows the protocol `Paged`, and pools. Out: programs that `tessera.jit` compiles with symbolic sizes:
+`mixed` takes any mix of prompt chunks and single tokens, `decode` one token a sequence. They write keys and values into
+the pools, which are never copied, and give logits of the rows that are asked for. On a GPU `decode` has two programs
+more, `few` and `one`, for as many sequences as the kernels over few rows take.
 
 Sizes 0 and 1 would be programs of their own: so every size is at least 2, and `fill` pads with tokens of nobody, which
 write to block 0.
@@ -23,13 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from tessera.serve.graphs import Graphs
-from tessera.serve.inputs import LEAST, TRIED, Filled, Inputs, Sizes, Tables, bucket, first_call, wide
+from tessera.serve.inputs import BOUNDS, LEAST, TRIED, Filled, Inputs, Sizes, Tables, bucket, first_call, wide
 from tessera.serve.operators import WHOLE, paged_attention, paged_write
 from tessera.serve.scheduler import UNKNOWN, Answer, Work
 
 if TYPE_CHECKING:
     from tessera.inspection.programs import Stages
 
+KEPT = ("mixed", "decode")  # programs that an artifact has, too
 STEADY = 16  # mixed steps on a GPU are multiples of this: Triton compiles kernels anew for sizes that are not
 
 
@@ -117,7 +119,7 @@ def groups_of(layers: Sequence[Layer]) -> list[int]:
 
 
 class Program:
-    """One of the two programs; `stages` are those of `tessera.stages`."""
+    """One of the programs; `stages` are those of `tessera.stages`."""
 
     def __init__(self, name: str, call: Callable):
         self.name, self.call = name, call
@@ -131,7 +133,7 @@ class Program:
 
 
 class Programs:
-    """A model's two programs and its pools: `sizes[g]` blocks of `block_size` tokens for each group. Without `compiled`
+    """A model's programs and its pools: `sizes[g]` blocks of `block_size` tokens for each group. Without `compiled`
     the model runs as it is. With `fixed`, every step is a mixed one of so many tokens and rows, and every query attends
     by itself: then what is computed of a token depends on its sequence alone, to the bit. `stored`: the pools' type.
     `sampled` holds the tokens of the latest step, of which there are at most `most`: the next one may read them there,
@@ -156,10 +158,18 @@ class Programs:
         ]
         model.take_sites(self.sites)
         self.compiled = compiled
-        self.by_name = {name: Program(name, self._program(name)) for name in TRIED if fixed is None or name == "mixed"}
+        self.by_name = {name: Program(name, self._program(name)) for name in self._names()}
         self.replayed = "decode" if fixed is None else "mixed"  # the program whose sizes are few
         replays = compiled and self.device.type == "cuda"
         self.graphs = Graphs(lambda x: self._call(self.replayed, x), self.groups, self.device) if replays else None
+
+    def _names(self) -> tuple[str, ...]:
+        if self.fixed is not None:
+            return ("mixed",)
+        if not self.compiled or not isinstance(self.model, nn.Module):  # an artifact has no kernels over few rows
+            return KEPT
+        few = importlib.import_module("tessera.executors.rows.limits").runs(self.device)
+        return (*KEPT, *BOUNDS) if few else KEPT
 
     def _program(self, name: str) -> Callable:
         if (ready := getattr(self.model, "program", None)) is not None:
@@ -179,10 +189,12 @@ class Programs:
         """Compile now what would be compiled at the first call, on tokens of nobody."""
         mark_dynamic = importlib.import_module("tessera.torch_internals.dynamo").mark_dynamic
         for name in self.by_name:
-            placed = self._placed(first_call(name, self.groups))
+            placed, sizes = self._placed(first_call(name, self.groups)), TRIED[name]
+            ranges = {sizes.sequences: {"min": LEAST, "max": BOUNDS[name]}} if name in BOUNDS else {}
             for tensor in (*placed[:4], *placed.places):
-                for dim in range(tensor.ndim):
-                    mark_dynamic(tensor, dim)
+                for dim, size in enumerate(tensor.shape):
+                    if sizes.sequences > 1 or size == sizes.columns:
+                        mark_dynamic(tensor, dim, **ranges.get(size, {}))
             self._compute(name, placed)
 
     def warm(self, running: int, longest: int) -> None:
@@ -196,7 +208,7 @@ class Programs:
             flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
             Inputs.of(flat, sizes, self.groups).starts[1:] = sizes.tokens  # one sequence has them all
             self.run("mixed", Filled(sizes, flat))
-        counts = {bucket(n) for n in range(LEAST, running + 1)} if self.fixed is None else {self.fixed}
+        counts = {bucket(n) for n in range(self._least, running + 1)} if self.fixed is None else {self.fixed}
         for rows in sorted(counts, reverse=True):
             sizes = Sizes(rows, rows + (self.fixed is not None), columns, rows)
             flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
@@ -216,6 +228,9 @@ class Programs:
 
     def _call(self, name: str, given: Inputs) -> Tensor:
         """A token below 0 is one that the step before has drawn, -1 in its first row."""
+        if name == "decode":
+            fits = (small for small, most in BOUNDS.items() if len(given.tokens) <= most and small in self.by_name)
+            name = next(fits, name)
         drawn = self.sampled[(-1 - given.tokens).clamp_(min=0)]
         return self._compute(name, given._replace(tokens=torch.where(given.tokens < 0, drawn, given.tokens)))
 
@@ -231,6 +246,11 @@ class Programs:
             if site.group == group:
                 for pool in (site.keys, site.values):
                     pool[target].copy_(pool[source])
+
+    @property
+    def _least(self) -> int:
+        """Sequences of a decode step: one by itself has a program of its own, or another one beside it."""
+        return 1 if "one" in self.by_name else LEAST
 
     def fill(
         self, works: Sequence[Work], rows: Sequence[int], coming: Mapping[Answer, int] = MappingProxyType({})
@@ -265,7 +285,8 @@ class Programs:
 
     def _sizes(self, works: Sequence[Work], counts: Sequence[int], rows: int, name: str) -> Sizes:
         columns = max(LEAST, *(len(blocks) for work in works for blocks in work.sequence.table.blocks))  # type: ignore[union-attr]
-        tokens, sequences = max(sum(counts), LEAST), max(len(works), LEAST)
+        least = self._least if name == "decode" else LEAST
+        tokens, sequences = max(sum(counts), least), max(len(works), least)
         if self.graphs is not None and name == self.replayed:
             sequences, columns = bucket(sequences), wide(columns)
         if self.fixed is not None:  # one sequence more than tokens, for those that are missing

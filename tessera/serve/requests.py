@@ -137,8 +137,8 @@ class Request:
         """An answer's last piece."""
         index = self._index[answer.id]
         text = self._texts[index]
-        self.left -= 1
         self.pieces.append(Piece(index, text.finish() if text is not None else "", finish=why, error=error))
+        self.left -= 1  # last: whoever sees that none is left finds the last piece
 
     def completions(self, pieces: Sequence[Piece]) -> list[Completion]:
         """The whole answers, put together."""

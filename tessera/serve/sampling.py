@@ -153,7 +153,7 @@ class Rows:
     """The settings of all rows as tensors. What no row asks for is None, and costs nothing."""
 
     temperature: Tensor | None = None
-    cuts: tuple[tuple[int, Tensor, Tensor, Tensor, Tensor], ...] = ()  # see `_cut`
+    cuts: tuple[Tensor, Tensor, Tensor] | None = None  # top_k, top_p and min_p
     seed: Tensor | None = None
     counter: Tensor | None = None
     bias: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens, what is added
@@ -182,7 +182,6 @@ def rows_of(draws: Sequence[Draw], positions: Sequence[int], device: torch.devic
         return column(rows, torch.int64), column(tokens, torch.int64), column(values)
 
     parts: dict[str, object] = {}
-    cuts: list[tuple] = []
     if changed := [(i, draw) for i, draw in enumerate(draws) if draw.changes]:
         for name, entries in (("bias", _biases), ("repetition", _repetitions), ("counted", _counts)):
             parts[name] = sparse([e for i, draw in changed for e in entries(i, draw)])
@@ -198,18 +197,11 @@ def rows_of(draws: Sequence[Draw], positions: Sequence[int], device: torch.devic
         )
         parts["seed"], parts["counter"] = column(numbers, torch.int64)
         parts["temperature"] = column(temperature)
-        cutting = [(i, s) for i, s in enumerate(settings) if s.cuts]
-        for width in sorted({_width(s) for _, s in cutting}):
-            some, mine = zip(*(x for x in cutting if _width(x[1]) == width), strict=True)
-            kinds = {"top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32}
-            columns = (column([getattr(s, name) for s in mine], kind) for name, kind in kinds.items())
-            cuts.append((width, column(some, torch.int64), *columns))
-    return Rows(**parts, cuts=tuple(cuts))  # type: ignore[arg-type]
-
-
-def _width(settings: Sampling) -> int:
-    """Of how many of the likeliest tokens the order is asked; 0: of all."""
-    return FEW if 0 < settings.top_k <= FEW // 2 else 0  # tokens as likely as the last of them are looked at, too
+        if any(s.cuts for s in settings):
+            kept = zip(*((s.top_k, s.top_p, s.min_p) if s.cuts else (0, 1.0, 0.0) for s in settings), strict=True)
+            kinds = (torch.int64, torch.float32, torch.float32)
+            parts["cuts"] = tuple(column(values, kind) for values, kind in zip(kept, kinds, strict=True))
+    return Rows(**parts)  # type: ignore[arg-type]
 
 
 def guided(rows: Rows, draws: Sequence[Draw], device: torch.device | str = "cpu") -> Rows:
@@ -296,9 +288,10 @@ def _kernel() -> Callable:
 
 def choose(logits: Tensor, rows: Rows) -> Tensor:
     """A token for each row; -1 where no token can be chosen, since its logits are NaN or all are barred."""
-    logits = _cut(adjust(logits, rows), rows)
+    logits = adjust(logits, rows)
     if logits.is_cuda:
-        return _kernel()(logits, rows.temperature, rows.seed, rows.counter)
+        return _kernel()(logits, rows.temperature, rows.seed, rows.counter, rows.cuts)
+    logits = _cut(logits, rows)
     best, token = logits.max(-1)
     if rows.temperature is not None:
         token = torch.where(rows.temperature > 0, _drawn(_scaled(logits, rows), rows), token)
@@ -320,26 +313,35 @@ def _scaled(logits: Tensor, rows: Rows) -> Tensor:
 
 def _cut(logits: Tensor, rows: Rows) -> Tensor:
     """-inf for tokens that the settings leave out, which is never the likeliest. Of rows that leave any out, the
-    likeliest tokens are sorted: so many of them as the row's own settings ask for, or all."""
-    for width, some, top_k, top_p, min_p in rows.cuts:
-        barred = _barred(logits[some], width, rows.temperature[some], top_k, top_p, min_p)  # type: ignore[index]
-        logits = logits.index_put((some,), logits[some].masked_fill(barred, float("-inf")))
+    likeliest tokens are sorted: a few where top_k asks for fewer, or all."""
+    if rows.cuts is None or rows.temperature is None:
+        return logits
+    top_k, top_p, min_p = rows.cuts
+    few = (top_k > 0) & (top_k <= FEW // 2)  # tokens as likely as the last of them are looked at, too
+    for width, asked in ((FEW, few), (0, ~few & ((top_k > 0) | (top_p < 1) | (min_p > 0)))):
+        if len(some := asked.nonzero().squeeze(-1)):
+            barred = _barred(logits[some], width, *(x[some] for x in (rows.temperature, *rows.cuts)))
+            logits = logits.index_put((some,), logits[some].masked_fill(barred, float("-inf")))
     return logits
 
 
 def _barred(logits: Tensor, width: int, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Which tokens top_k, top_p and min_p leave out."""
-    if 0 < width < logits.shape[1]:
-        order, tokens = logits.topk(width, dim=-1)
-    else:
-        order, tokens = torch.sort(logits, descending=True, stable=True)
+    order, tokens = logits.topk(width, dim=-1) if 0 < width < logits.shape[1] else _sorted(logits)
+    if order.shape != logits.shape and (order.gather(-1, top_k[:, None] - 1) == order[:, -1:]).any():
+        order, tokens = _sorted(logits)  # so many are as likely as the last of top_k
     last = torch.where(top_k > 0, top_k, order.shape[1]).clamp(max=order.shape[1])[:, None] - 1
     order = order.masked_fill(order < order.gather(-1, last), float("-inf"))
     shares = (order.double() / temperature.clamp(min=1e-6)[:, None]).softmax(-1)
-    out = (shares.cumsum(-1) - shares >= top_p[:, None]) | (shares < min_p[:, None] * shares[:, :1])
+    beyond = (shares.cumsum(-1) - shares >= top_p[:, None]) & (top_p < 1)[:, None]
+    out = beyond | (shares < min_p[:, None] * shares[:, :1])
     out |= order == float("-inf")
     out[:, 0] = False
     return torch.ones_like(logits, dtype=torch.bool).scatter_(1, tokens, out)
+
+
+def _sorted(logits: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.sort(logits, descending=True, stable=True)
 
 
 def _uniform(rows: Rows) -> Tensor:

@@ -4,6 +4,10 @@ In: logits [rows, vocabulary] of any float type, and temperature, seed and count
 where all rows take the likeliest token. Out: what `sampling.choose` means. `measure` takes a part of a row: its highest
 logit, and the sum of its weights. `pick` finds the part in which a row's random number falls, and then the token in it.
 What a row gives does not depend on its neighbours.
+
+Where rows leave tokens out, `bound` comes first. Whatever top_k, top_p and min_p leave is all above one logit and, of
+those that are equal to it, the first: so two numbers a row say it, and nothing is sorted. They are found bit by bit:
+the largest logit from which on there are k tokens, or from which on they have the probability p.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ from torch import Tensor
 
 from tessera.ops.uniform import KEY_STEPS, ROUND_FACTORS, ROUNDS, WORD
 
-PART = 4096  # logits at a time
+PART, TILE = 4096, 2048  # logits at a time, to choose and to find a bound
 _WORD, _ROUNDS = tl.constexpr(WORD), tl.constexpr(ROUNDS)
 _FACTOR_0, _FACTOR_1 = tl.constexpr(ROUND_FACTORS[0]), tl.constexpr(ROUND_FACTORS[1])
 _STEP_0, _STEP_1 = tl.constexpr(KEY_STEPS[0]), tl.constexpr(KEY_STEPS[1])
 _LEAST = tl.constexpr(1e-6)  # of a temperature above 0
+_DIGIT, _DIGITS = tl.constexpr(3), tl.constexpr(8)  # bits of a bound that one reading of the row tells, and values
+_WIDTH = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 32}  # bits of a logit that float32 tells apart
 
 
 @triton.jit
@@ -37,16 +43,113 @@ def _uniform(seed, counter):
 
 
 @triton.jit
+def _load(logits, at, vocabulary):
+    return tl.load(logits + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _key(x, BITS: tl.constexpr):
+    """Whole numbers in the order of the logits, equal where they are. None is 0."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)  # -0 is 0
+    return tl.where(bits >> 31 == 1, ~bits, bits | 0x80000000) >> (32 - BITS)
+
+
+@triton.jit
+def _from_on(
+    logits, vocabulary, target, least, top, warmth, MASS: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr
+):
+    """The largest key from which on the row has at least `target` tokens; with MASS, weights that sum up to it, of the
+    keys that are at least `least`."""
+    digits = tl.arange(0, _DIGITS).to(tl.uint32)
+    found = tl.zeros([], tl.uint32)
+    for turn in range((BITS + _DIGIT - 1) // _DIGIT):
+        shift = tl.maximum(BITS - _DIGIT * (turn + 1), 0)
+        tried = found + (digits << shift.to(tl.uint32))
+        sums = tl.zeros([_DIGITS], tl.float64)
+        for start in range(0, vocabulary, TILE):
+            x = _load(logits, start + tl.arange(0, TILE), vocabulary)
+            key = _key(x, BITS)
+            if MASS:
+                weight = tl.where(key >= least, tl.exp((x - top) / warmth), 0.0)
+            else:
+                weight = tl.where(x == x, 1.0, 0.0)
+            sums += tl.sum(tl.where(key[:, None] >= tried[None, :], weight.to(tl.float64)[:, None], 0.0), 0)
+        found += tl.max(tl.where(sums >= target, digits, 0), 0).to(tl.uint32) << shift.to(tl.uint32)
+    return found
+
+
+@triton.jit
+def bound(
+    logits, temperature, top_k, top_p, min_p, leasts, lasts, vocabulary, stride, BITS: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """The least logit that a row leaves, and the last token with this logit that it leaves."""
+    row = tl.program_id(0)
+    logits += row.to(tl.int64) * stride
+    few, mass, ratio = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+    value, last = float("-inf"), vocabulary
+    top = float("-inf")
+    if few > 0 or mass < 1.0 or ratio > 0.0:
+        for start in range(0, vocabulary, TILE):
+            x = _load(logits, start + tl.arange(0, TILE), vocabulary)
+            top = tl.maximum(top, tl.max(tl.where(x != x, float("inf"), x), 0))
+    if tl.abs(top) < float("inf"):  # else no token is chosen
+        warmth = tl.maximum(tl.load(temperature + row).to(tl.float32), _LEAST)
+        least = tl.zeros([], tl.uint32)
+        if few > 0:
+            least = _from_on(logits, vocabulary, few.to(tl.float64), least, top, warmth, False, BITS, TILE)
+        total = tl.zeros([], tl.float64)
+        likely = tl.full([], 0xFFFFFFFF, tl.uint32)
+        for start in range(0, vocabulary, TILE):
+            x = _load(logits, start + tl.arange(0, TILE), vocabulary)
+            key, weight = _key(x, BITS), tl.exp((x - top) / warmth)
+            total += tl.sum(tl.where(key >= least, weight, 0.0).to(tl.float64), 0)
+            likely = tl.minimum(likely, tl.min(tl.where(weight >= ratio, key, 0xFFFFFFFF), 0))
+        target = total * mass.to(tl.float64)
+        cut = tl.zeros([], tl.uint32)
+        if mass < 1.0:
+            cut = _from_on(logits, vocabulary, target, least, top, warmth, True, BITS, TILE)
+        least = tl.maximum(least, tl.maximum(likely, cut))
+        above = tl.zeros([], tl.float64)
+        if cut == least:
+            for start in range(0, vocabulary, TILE):
+                x = _load(logits, start + tl.arange(0, TILE), vocabulary)
+                weight = tl.where(_key(x, BITS) > cut, tl.exp((x - top) / warmth), 0.0)
+                above += tl.sum(weight.to(tl.float64), 0)
+        seen, last = 0, 0
+        for start in range(0, vocabulary, TILE):
+            at = start + tl.arange(0, TILE)
+            x = _load(logits, at, vocabulary)
+            equal = _key(x, BITS) == least
+            before = seen + tl.cumsum(equal.to(tl.int32), 0) - 1
+            upto = above + before.to(tl.float64) * tl.exp((x - top) / warmth).to(tl.float64)
+            last = tl.maximum(last, tl.max(tl.where(equal & ((cut != least) | (upto < target)), at, 0), 0))
+            value = tl.maximum(value, tl.max(tl.where(equal, x, float("-inf")), 0))
+            seen += tl.sum(equal.to(tl.int32), 0)
+    tl.store(leasts + row, value)
+    tl.store(lasts + row, last)
+
+
+@triton.jit
+def _left(x, at, leasts, lasts, row, CUTS: tl.constexpr):
+    """The logits that are left."""
+    if CUTS:
+        least, last = tl.load(leasts + row), tl.load(lasts + row)
+        x = tl.where((x > least) | ((x == least) & (at <= last)), x, float("-inf"))
+    return x
+
+
+@triton.jit
 def measure(
-    logits, temperature, tops, places, sums, vocabulary, stride, parts, PART: tl.constexpr, DRAWS: tl.constexpr
+    logits, temperature, leasts, lasts, tops, places, sums, vocabulary, stride, parts,
+    PART: tl.constexpr, DRAWS: tl.constexpr, CUTS: tl.constexpr,
 ):  # fmt: skip
     """The highest logit of a part, infinite where any is NaN; its place; and the sum of the weights, which are
     exp((logit - highest) / temperature)."""
     row, part = tl.program_id(0), tl.program_id(1)
     at = part * PART + tl.arange(0, PART)
-    x = tl.load(logits + row.to(tl.int64) * stride + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
+    x = _load(logits + row.to(tl.int64) * stride, at, vocabulary)
     broken = tl.max((x != x).to(tl.int32), 0) > 0
-    x = tl.where(x != x, float("-inf"), x)
+    x = _left(tl.where(x != x, float("-inf"), x), at, leasts, lasts, row, CUTS)
     top = tl.max(x, 0)
     out = row * parts + part
     tl.store(places + out, tl.argmax(x, 0))
@@ -59,8 +162,8 @@ def measure(
 
 @triton.jit
 def pick(
-    logits, temperature, seeds, counters, tops, places, sums, out, vocabulary, stride, parts,
-    PARTS: tl.constexpr, PART: tl.constexpr, DRAWS: tl.constexpr,
+    logits, temperature, seeds, counters, leasts, lasts, tops, places, sums, out, vocabulary, stride, parts,
+    PARTS: tl.constexpr, PART: tl.constexpr, DRAWS: tl.constexpr, CUTS: tl.constexpr,
 ):  # fmt: skip
     """A row's token; -1 where its highest logit is infinite."""
     row = tl.program_id(0)
@@ -83,15 +186,30 @@ def pick(
             target = target - tl.max(tl.where(p < part, upto, 0.0), 0)
             i = tl.arange(0, PART)
             at = part * PART + i
-            x = tl.load(logits + row.to(tl.int64) * stride + at, mask=at < vocabulary, other=float("-inf"))
-            share = tl.exp((x.to(tl.float32) - best) / warmth)
+            x = _left(_load(logits + row.to(tl.int64) * stride, at, vocabulary), at, leasts, lasts, row, CUTS)
+            share = tl.exp((x - best) / warmth)
             upto = tl.cumsum(share.to(tl.float64), 0)
             last = tl.max(tl.where(share > 0.0, i, 0), 0)
             token = part * PART + tl.minimum(tl.sum((upto <= target).to(tl.int32), 0), last)
     tl.store(out + row, tl.where(fine, token, -1).to(tl.int64))
 
 
-def choose(logits: Tensor, temperature: Tensor | None, seed: Tensor | None, counter: Tensor | None) -> Tensor:
+def bounds(logits: Tensor, temperature: Tensor, cuts: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of every row the least logit that is left by its top_k, top_p and min_p, and the last token that has it."""
+    rows, vocabulary = logits.shape
+    leasts = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    lasts = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    bits = _WIDTH[logits.dtype]
+    bound[(rows,)](
+        logits, temperature, *cuts, leasts, lasts, vocabulary, logits.stride(0), BITS=bits, TILE=TILE, num_warps=16
+    )
+    return leasts, lasts
+
+
+def choose(
+    logits: Tensor, temperature: Tensor | None, seed: Tensor | None, counter: Tensor | None,
+    cuts: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """A token for each row."""
     rows, vocabulary = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -101,10 +219,12 @@ def choose(logits: Tensor, temperature: Tensor | None, seed: Tensor | None, coun
         return out
     tops, sums = (torch.empty(rows * parts, dtype=torch.float32, device=logits.device) for _ in range(2))
     places = torch.empty(rows * parts, dtype=torch.int32, device=logits.device)
+    limits = (None, None) if cuts is None or temperature is None else bounds(logits, temperature, cuts)
     sizes = vocabulary, logits.stride(0), parts
-    measure[(rows, parts)](logits, temperature, tops, places, sums, *sizes, PART=PART, DRAWS=draws, num_warps=8)
+    flags = {"PART": PART, "DRAWS": draws, "CUTS": limits[0] is not None, "num_warps": 8}
+    measure[(rows, parts)](logits, temperature, *limits, tops, places, sums, *sizes, **flags)
     pick[(rows,)](
-        logits, temperature, seed, counter, tops, places, sums, out, *sizes,
-        PARTS=triton.next_power_of_2(parts), PART=PART, DRAWS=draws, num_warps=8,
+        logits, temperature, seed, counter, *limits, tops, places, sums, out, *sizes,
+        PARTS=triton.next_power_of_2(parts), **flags,
     )  # fmt: skip
     return out

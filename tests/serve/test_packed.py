@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import model
 from served import folder
 
 import tessera
@@ -133,3 +135,16 @@ def test_facts_are_checked(file: Path, tmp_path: Path, name: str, value: object)
         writer.finish(manifest, own_tag)
     with pytest.raises(ArtifactError, match="serve: expected facts of a language model"):
         Packed(path)
+
+
+def test_a_model_with_experts(tmp_path: Path) -> None:
+    """In 16 bits, where its experts are a grouped product of PyTorch's."""
+    prompts = [[5, 6, 7], [3] * 9]
+    engine = Engine(copy.deepcopy(model("mixtral")).bfloat16(), memory="4MB", compiled=False)
+    engine.export(path := tmp_path / "experts.tess")
+    found, wanted = (e.generate(prompts, max_tokens=8, temperature=0) for e in (Engine(path, memory="4MB"), engine))
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
+    text = next(n for n in Container.open(path).members if n.startswith("texts/decode/cpu"))
+    with Container.open(path) as container:
+        program = container.read(text).decode()
+    assert "grouped_mm" in program and "_assert_tensor_metadata" not in program

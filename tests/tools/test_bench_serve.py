@@ -15,7 +15,7 @@ from tessera.util.errors import InputError
 
 
 def test_the_usual_lengths_and_their_limit() -> None:
-    prompts, outs = usual(256)
+    prompts, outs = usual(Place("cuda"))
     assert (sum(map(len, prompts)), sum(outs)) == (142_827, 133_966)
     model = Model(596_049_920, 2 * 596_049_920, 28 * 8 * 128 * 2 * 2)
     lengths = [(len(p), o) for p, o in zip(prompts, outs, strict=True)]
@@ -24,9 +24,11 @@ def test_the_usual_lengths_and_their_limit() -> None:
 
 @pytest.mark.sweep
 def test_a_tiny_run() -> None:
-    rows = list(measure(["one", "prefix", "fp8"], Place("cpu", True, options={"compiled": False})))
-    assert [(r.job, r.unit) for r in rows] == [("one", "ms")] * 2 + [("prefix", "x")] * 2 + [("fp8", "tok/s")]
-    assert all(r.value > 0 for r in rows) and table(rows).row_count == 5
+    rows = list(measure(["one", "prefix", "fp8", "huggingface"], Place("cpu", True, options={"compiled": False})))
+    assert [(r.job, r.unit) for r in rows] == [("one", "ms")] * 2 + [("prefix", "x")] * 2 + [
+        ("fp8", "tok/s"), ("huggingface", "tok/s"),
+    ]  # fmt: skip
+    assert all(r.value > 0 for r in rows) and table(rows).row_count == 6
 
 
 def test_arrivals(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def outcome(args: Namespace, say: Say) -> Outcome:
     if args.offline:
         device = chosen_device(args)
         rows = list(measure(args.only, Place(device, args.tiny, say)))
-        note = f"random weights in bfloat16 on {device}, one run each" + (", tiny" if args.tiny else "")
+        note = f"random weights in {'float32, tiny,' if args.tiny else 'bfloat16'} on {device}, one run each"
     else:
         rows, note = online(args, say)
     return Outcome(note, table(rows), [asdict(row) for row in rows], any(row.passed is False for row in rows))

@@ -6,8 +6,10 @@
     long           a long prompt arrives among running streams: the longest time between two tokens of theirs
     prefix         64 requests that begin alike, with and without reuse
     deterministic  `qwen` with the same bits every time: what that costs
+    huggingface    the requests of `qwen` through transformers' own continuous batching
 
-Each job builds its engine, warms it up, and runs once. `--tiny` takes sizes for a CPU, which say nothing of speed.
+Each job builds its engine, warms it up, and runs once. `--tiny` takes sizes for a CPU, in float32, which say nothing of
+speed.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Place:
 
 
 def network(name: str, place: Place) -> PreTrainedModel:
-    """A model with random weights, in bfloat16; nothing is fetched."""
+    """A model with random weights; nothing is fetched."""
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
     if name == QWEN:
@@ -92,7 +94,8 @@ def network(name: str, place: Place) -> PreTrainedModel:
         config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads = 2, 4, 2
     torch.manual_seed(0)
     with torch.device(place.device):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        # few CPUs multiply in 16 bits: elsewhere PyTorch does so number by number
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32 if place.tiny else torch.bfloat16).eval()
 
 
 def built(model: PreTrainedModel, place: Place, longest: int, **options: object) -> Engine:
@@ -111,11 +114,12 @@ def random_prompts(lengths: Lengths, seed: int = 0) -> list[list[int]]:
     return [[draw.randint(0, 10000) for _ in range(given)] for given, _ in lengths]
 
 
-def usual(count: int) -> tuple[list[list[int]], list[int]]:
+def usual(place: Place, count: int = 256) -> tuple[list[list[int]], list[int]]:
     """Prompts and numbers of new tokens as small engines are often measured: 142,827 in, 133,966 out for 256."""
-    draw = Random(0)
+    draw, count = Random(0), place.count(count)
     prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(count)]
-    return prompts, [draw.randint(100, 1024) for _ in range(count)]
+    outs = [draw.randint(100, 1024) for _ in range(count)]
+    return [prompt[: place.count(len(prompt))] for prompt in prompts], list(map(place.count, outs))
 
 
 def finish(device: str) -> float:
@@ -158,7 +162,7 @@ def allowed(
 
 
 def crowd(job: str, name: str, bound: float, place: Place, **options: object) -> Iterator[Measured]:
-    prompts, outs = usual(place.count(256))
+    prompts, outs = usual(place)
     model = network(name, place)
     limit = allowed(model, [(len(p), o) for p, o in zip(prompts, outs, strict=True)], place)
     engine = built(model, place, 2048, **{"budget": 8192, **options})
@@ -258,9 +262,31 @@ def prefix(place: Place) -> Iterator[Measured]:
     yield Measured("prefix", "throughput, times without reuse", rates[1] / rates[0], "x", 2.0)
 
 
+def huggingface(place: Place) -> Iterator[Measured]:
+    from transformers import GenerationConfig
+
+    prompts, outs = usual(place)
+    model, nobody = network(QWEN, place), -1
+    config = GenerationConfig(do_sample=False, max_new_tokens=max(outs), eos_token_id=nobody, pad_token_id=0)
+    with model.continuous_batching_context_manager(generation_config=config) as manager:  # type: ignore[operator]
+        took = 0.0
+        for asked in (1, len(prompts)):  # the first one warms up
+            place.say(f"huggingface: {asked} requests")
+            start, left = finish(place.device), asked
+            for prompt, out in zip(prompts[:asked], outs, strict=False):
+                manager.add_request(prompt, max_new_tokens=out, eos_token_id=nobody)
+            while left:
+                answer = manager.get_result(timeout=60)
+                if answer is None or answer.error:
+                    raise AssertionError(f"huggingface: {'no answer' if answer is None else answer.error}")
+                left -= 1
+            took = finish(place.device) - start
+    yield Measured("huggingface", "throughput", sum(outs) / took, "tok/s", note=f"{took:.1f} s")
+
+
 JOBS: dict[str, Callable[[Place], Iterator[Measured]]] = {
     "qwen": qwen, "llama": llama, "one": one, "fp8": fp8, "int4": int4, "long": long, "prefix": prefix,
-    "deterministic": deterministic,
+    "deterministic": deterministic, "huggingface": huggingface,
 }  # fmt: skip
 
 
