@@ -86,8 +86,8 @@ class GroupCommunicator:
         self.under_way[id(out)] = self.groups[axis].reduce_scatter(out, given)
         return out
 
-    def all_reduce(self, x: Tensor, axis: str, how: str = "sum") -> Tensor:
-        out = x.clone(memory_format=torch.contiguous_format)
+    def all_reduce(self, x: Tensor, axis: str, how: str = "sum", over: str | None = None) -> Tensor:
+        out = x.clone(memory_format=torch.contiguous_format) if over is None else x
         self.under_way[id(out)] = self.groups[axis].all_reduce(out, how)
         return out
 

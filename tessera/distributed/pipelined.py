@@ -87,18 +87,31 @@ class Worker:
                     for kind in ("B", "W") if action.kind == "B" and not self.split else (action.kind,):
                         self.do(Action(kind, action.microbatch, action.stage))
                 case Send(message):
-                    held = self.held[message.start, message.microbatch]
-                    self.channel.send(message, [held[v] for v in self.stages.sends[message.key]])
+                    self.send(message)
                 case Expect(message):
                     self.channel.expect(message)
                 case Take(message):
-                    while (values := self.channel.take(message)) is None:
+                    while not self.take(message):
                         yield
-                    named = zip(self.stages.sends[message.key], values, strict=True)
-                    self.held.setdefault((message.to, message.microbatch), {}).update(named)
                 case Forget(part, microbatch):
-                    held = self.held[part[1], microbatch]
-                    self.held[part[1], microbatch] = {v: x for v, x in held.items() if v in self.keeps[part]}
+                    self.forget(part, microbatch)
+
+    # What these name dies when they return: a generator's own locals would keep a microbatch's tensors.
+
+    def send(self, message: Message) -> None:
+        held = self.held[message.start, message.microbatch]
+        self.channel.send(message, [held[v] for v in self.stages.sends[message.key]])
+
+    def take(self, message: Message) -> bool:
+        values = self.channel.take(message)
+        if values is not None:
+            named = zip(self.stages.sends[message.key], values, strict=True)
+            self.held.setdefault((message.to, message.microbatch), {}).update(named)
+        return values is not None
+
+    def forget(self, part: Part, microbatch: int) -> None:
+        held = self.held[part[1], microbatch]
+        self.held[part[1], microbatch] = {v: x for v, x in held.items() if v in self.keeps[part]}
 
     def clear(self) -> None:
         """Let go of a step's tensors."""

@@ -12,7 +12,8 @@
     once(x, axis)                      x on the first rank, zeros on the others
     start(size, axes, device)          the place of a rank's first element along a dimension of that size
     fill(x, dim, size, axes, value)    x with this value where the chunks of a dimension are padding
-    begin(x, name, *args)              begins the exchange of that name; what it gives may be handed on, not read
+    begin(x, name, *args)              begins the exchange of that name; what it gives may be handed on, not read. With
+                                       "over" behind it a sum is written over x
     wait(y, x, name, *args)            its result, once it is there; until here x must stay as it is
 
 In: a rank's tensors. Out: new tensors, never views. A chunk is as `Placement` cuts it: a dimension that no axis divides
@@ -38,6 +39,7 @@ from tessera.torch_internals.fake import active_fake_mode
 from tessera.util.errors import InputError
 
 EXCHANGES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")  # those that send something
+OVER = "over"
 ROWS = "rows"  # sends something too, but how much is known only when it runs
 NAMES = (*EXCHANGES, ROWS, "slice", "in_order", "once", "start", "fill", "begin", "wait")
 
@@ -123,7 +125,7 @@ TYPES: dict[str, Callable[..., Tensor]] = {
         x, {dim: joined_size(x.shape[dim], mesh.size(axis), size)}
     ),
     "reduce_scatter": lambda mesh, x, dim, axis: _resized(x, {dim: chunk(x.shape[dim], mesh.size(axis))}),
-    "all_reduce": lambda mesh, x, axis, how="sum": _resized(x, {}),
+    "all_reduce": lambda mesh, x, axis, how="sum", over=None: _resized(x, {}),
     "all_to_all": lambda mesh, x, split, join, axis, size=None: _resized(
         x, {split: chunk(x.shape[split], mesh.size(axis)), join: joined_size(x.shape[join], mesh.size(axis), size)}
     ),
@@ -250,7 +252,7 @@ def _chunk(x: Tensor, dim: int, place: int, ranks: int) -> Tensor:
 TOGETHER: dict[str, Callable[..., Tensor]] = {  # of the xs along an axis, what the rank at this place gets
     "all_gather": lambda place, xs, dim, axis, size=None: _join(xs, dim, size),
     "reduce_scatter": lambda place, xs, dim, axis: _chunk(combine(xs, "sum"), dim, place, len(xs)),
-    "all_reduce": lambda place, xs, axis, how="sum": combine(xs, how).clone(),
+    "all_reduce": lambda place, xs, axis, how="sum", over=None: combine(xs, how).clone(),
     "all_to_all": lambda place, xs, split, join, axis, size=None: _join(
         [_chunk(x, split, place, len(xs)) for x in xs], join, size
     ),
@@ -329,6 +331,27 @@ def bytes_sent(eqn: Equation) -> float:
     x = eqn.inputs()[0]
     given = min(x.nbytes(), eqn.out.nbytes()) if name == ROWS else x.nbytes()  # either has room to spare; if balanced
     return exchange_bytes(name, given, eqn.op.mesh.size(axis_in(args)))
+
+
+def bytes_copied(eqn: Equation) -> float:
+    """What a rank reads and writes to lay an exchange's operand out for it, and its result where it came in chunks;
+    `begin` does the one, `wait` the other."""
+    copied, waits = 0.0, is_collective(eqn, "wait")
+    exchange = (eqn.args[2], eqn.args[3:]) if waits else exchange_of(eqn)
+    if exchange is None:
+        return copied
+    name, args = exchange
+    if not waits:
+        cut = name in ("reduce_scatter", "all_to_all") and args[0] != 0
+        copied += 2.0 * eqn.inputs()[0].nbytes() if cut or (name == "all_reduce" and OVER not in args) else 0.0
+    if not is_collective(eqn, "begin") and joins(str(name), args):
+        copied += 2.0 * eqn.out.nbytes()
+    return copied
+
+
+def joins(name: str, args: Sequence[object]) -> bool:
+    """Are chunks that come in put together along another dimension than the first?"""
+    return (name == "all_gather" and args[0] != 0) or (name == "all_to_all" and args[1] != 0)
 
 
 def exchange_bytes(name: str, given: float, ranks: int) -> float:

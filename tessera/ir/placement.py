@@ -142,7 +142,11 @@ class Placement:
 
     def key(self) -> tuple:
         """What equal placements share. What symbols say may still change: it is kept where sizes are numbers."""
-        return self._key if all(type(n) is int for n in self.shape) else self._key_now()
+        return self._key if self._of_numbers else self._key_now()
+
+    @cached_property
+    def _of_numbers(self) -> bool:
+        return all(type(n) is int for n in self.shape)
 
     def _key_now(self) -> tuple:
         return self.mesh, tuple(map(str, self.shape)), self.splits, frozenset(self.parts), self.marks

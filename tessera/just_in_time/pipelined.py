@@ -8,7 +8,7 @@ microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +24,6 @@ from tessera.just_in_time.backend import GraphRecord
 from tessera.just_in_time.pipelined_program import PipelinedProgram
 from tessera.just_in_time.sharded import ShardedCall, ShardedGraph, held_by, partition_of
 from tessera.pipeline.account import Account, Program
-from tessera.pipeline.options import Options
 from tessera.pipeline.pipelined import (
     Piped,
     PipelineExecutable,
@@ -41,7 +40,6 @@ from tessera.pipeline.stage import PROGRAM
 from tessera.pipeline.stored_pipeline import piped_data, read_pipeline, write_pipeline
 from tessera.store.program import Stored
 from tessera.transforms.pipelined.known import in_passes
-from tessera.transforms.shard.joint import Partition
 from tessera.util.errors import OptionError
 
 
@@ -74,7 +72,7 @@ class PipelinedCall(ShardedCall):
         )  # fmt: skip
         name = f"{type(model).__name__}_{len(self.programs)}"
         partition = partition_of(sharding, model, forward, lies)
-        compilation = PipelinedGraph(name, forward, partition, needs, self.options, grad, piped)
+        compilation = PipelinedGraph(piped, grad, name, forward, partition, needs, self.options)
         meet()
         agree(sharding, leaves, compilation.digest, lambda: same_lines(compilation.account))
         self.backend.graphs.append(GraphRecord(name, "", compilation))
@@ -125,18 +123,10 @@ class PipelinedGraph(ShardedGraph):
     kinds = (*PipelinedRun.kinds, "part of a pipeline")
     executable: CallExecutable
 
-    def __init__(
-        self,
-        name: str,
-        forward: Forward,
-        partition: Partition,
-        needs: Sequence[bool],
-        options: Options,
-        grad: bool,
-        piped: Piped,
-    ) -> None:
+    def __init__(self, piped: Piped, grad: bool, *graph: Any) -> None:
+        """`graph`: what a `ShardedGraph` takes."""
         self.piped, self.differentiates = piped, grad
-        super().__init__(name, forward, partition, needs, options)
+        super().__init__(*graph)
 
     # --- kept on disk, for each place along the pipeline ---
 

@@ -16,6 +16,7 @@ from tessera.ir.lifetimes import lifetimes
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.passes.memory.addresses import addresses
 from tessera.pipeline.account import Program
 from tessera.pipeline.options import Options
 from tessera.runtime import transfer  # noqa: F401  (registers how copies to the host run on CUDA)
@@ -32,9 +33,10 @@ from tessera.util.config import config
 def finished(final: Trace, boxed: bool = False) -> Callable:
     """The last program as generated Python; boxed, its inputs die with their last reader too. With `verify` it compares
     whatever its equations give with what the trace says."""
-    dead = lifetimes(final, inputs=boxed)
     if not config.verify:
-        return compile_trace(final, bind=bind, dead=dead, boxed=boxed)
+        final = addresses(final)
+        return compile_trace(final, bind=bind, dead=lifetimes(final, inputs=boxed), boxed=boxed)
+    dead = lifetimes(final, inputs=boxed)
     around, names = contracts(final)
     run = compile_trace(final, bind=bind, dead=dead, around=around, names_in_scope=names, boxed=boxed)
     return checked_inputs(final, run, boxed)

@@ -23,6 +23,7 @@ from tessera.passes.memory.reinplace import reinplace
 from tessera.passes.memory.schedule import schedule
 from tessera.passes.patterns.align import align
 from tessera.passes.patterns.attention_mask import attention_mask
+from tessera.passes.patterns.attention_operands import attention_operands
 from tessera.passes.patterns.channels_last import channels_last
 from tessera.passes.patterns.contract import contract
 from tessera.passes.patterns.conv_bias import conv_bias
@@ -51,6 +52,11 @@ def _contract(trace: Trace) -> Trace:
 def _known(trace: Trace, given: tuple[Given, ...]) -> Trace:
     return dce(known(trace, given))
 
+
+ATTENTION_OPERANDS = Stage(
+    "attention_operands", attention_operands, "before vjp: gradients lie as operands do", when=parts.with_kernels,
+    quiet=True,
+)  # fmt: skip
 
 ROW_MAJOR = Stage(
     "row_major", row_major, "on whole norms; derivatives lie as what they are derived from",
@@ -93,11 +99,12 @@ CLEAN: list[Row] = [
     Stage("canonicalise", canonicalise, "one plain form; equal equations then look equal", needs=("wrt",)),
     Stage("attention_mask", attention_mask, "before fold: a constant does not say what it was made of", quiet=True),
     Stage("fold", fold, "constants that the plain form shows"),
-    Stage("cse", cse, "after both, which make equations equal"),
+    Stage("cse", cse, "after both, which make equations equal", needs=("wrt",)),
     Stage("dce", dce, "sweeps what the others left"),
 ]
 
 DIFFERENTIATE: list[Row] = [
+    ATTENTION_OPERANDS,
     ROW_MAJOR,
     CONTRACT,
     CONV_BIAS,
@@ -154,6 +161,7 @@ def finishing(over: str) -> list[Row]:
 INFERENCE: list[Row] = [
     *CLEAN,
     Hook("rewrite", "on whole operators, where there is no gradient"),
+    ATTENTION_OPERANDS,
     ROW_MAJOR,
     CONTRACT,
     CONV_BIAS,

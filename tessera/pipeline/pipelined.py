@@ -17,7 +17,7 @@ from torch import Tensor
 from tessera.distributed.capture import Forward
 from tessera.distributed.channel import GroupChannel
 from tessera.distributed.pipelined import Env
-from tessera.ir.equation import Arg, Equation, Value, values_in
+from tessera.ir.equation import Arg, Equation, Value, map_values, values_in
 from tessera.ir.trace import Trace
 from tessera.pipeline.account import Account, Program
 from tessera.pipeline.executable import Ends, Executable
@@ -25,7 +25,7 @@ from tessera.pipeline.lists import PIPELINES, SPLIT, claiming
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Run
 from tessera.pipeline.sharded import DIFFERENTIATED, PARTITIONED, ShardedRun, finishing, in_pieces
-from tessera.pipeline.stage import PROGRAM
+from tessera.pipeline.stage import BACKWARD, FORWARD, PROGRAM
 from tessera.runtime.call import Layout
 from tessera.transforms.join import joined, renamed
 from tessera.transforms.pipelined.cut import KINDS, Part, Stages, cut
@@ -106,7 +106,8 @@ def _forward_alone(run: ShardedRun) -> tuple[Joint, dict[Equation, Equation]]:
 
 def _halves_together(run: ShardedRun) -> tuple[Joint, dict[Equation, Equation]]:
     """Forward and backward as one program, and which equations of backward repeat which of the forward."""
-    forward, backward = run.halves.forward, run.halves.backward
+    forward = _over(run.traces[FORWARD], run.halves.forward.inputs)
+    backward = _over(run.traces[BACKWARD], run.halves.backward.inputs)
     links = dict(zip(run.halves.saved, forward.outputs[len(run.results) :], strict=True))
     backward = renamed(backward, {a: b for a, b in links.items() if a is not b and isinstance(b, Value)})
     trace = joined(forward, backward, len(run.results), run.name)
@@ -114,13 +115,28 @@ def _halves_together(run: ShardedRun) -> tuple[Joint, dict[Equation, Equation]]:
     again = {
         new: first[old.results()[0].name]
         for new, old in zip(trace.equations[len(forward.equations) :], backward.equations, strict=True)
-        if old.results() and old.results()[0].name in first
+        if old.results() and _repeats(old, first.get(old.results()[0].name))
     }
     own = len(run.joint.trace.inputs) - len(run.joint.pulled)
     inputs, cotangents = run.joint.trace.inputs[:own], run.joint.trace.inputs[own:]
     late = {ct: v for ct, v in zip(cotangents, run.joint.pulled, strict=True) if ct in trace.inputs}
     trace = trace.with_(inputs=(*inputs, *late))
     return Joint(trace, run.joint.wrt, tuple(late.values()), len(forward.equations), ()), again
+
+
+def _repeats(eqn: Equation, first: Equation | None) -> bool:
+    """Is it an equation of the forward again? An edited backward may have other values of such names."""
+    return first is not None and eqn.op == first.op and _told(eqn) == _told(first)
+
+
+def _told(eqn: Equation) -> str:
+    return str(map_values((eqn.args, tuple(eqn.kwargs.items())), lambda v: v.name))
+
+
+def _over(trace: Trace, inputs: Sequence[Value]) -> Trace:
+    """An edited half has inputs of its own: they meet by position."""
+    pairs = zip(trace.inputs, inputs, strict=True)
+    return renamed(trace, own) if (own := {a: b for a, b in pairs if a is not b}) else trace
 
 
 def _where(weights: Mapping[str, Value], piped: Piped, kept: Mapping[Value, tuple[int, ...]]) -> Where:

@@ -29,6 +29,7 @@ from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits, Run
 from tessera.pipeline.stage import BACKWARD, FORWARD, JOINT, PROGRAM, Hook, Row, Stage
 from tessera.transforms.shard.joint import Partition, shard_joint, shard_program
+from tessera.util.errors import EditError
 
 
 def _program(trace: Trace, run: ShardedRun) -> Trace:
@@ -165,7 +166,13 @@ class ShardedRun(Run):
         super().__init__(name, captured, options, grad, (), edits)
 
     def begin(self, grad: bool) -> None:
-        self.keep("captured", self.captured.trace)
+        captured = self.keep("captured", self.captured.trace)
+        if "captured" in self.edits:
+            if len(captured.outputs) != len(self.trace.outputs):
+                raise EditError(
+                    "captured: expected an edit of forward or backward, where a plan places results by name"
+                )
+            self.trace = captured
         wanted = zip(self.trace.inputs, self.captured.requires_grad, strict=True)
         self.wrt = [v for v, want in wanted if want and v.is_differentiable] if grad else []
         self.plain_kind = self.kinds[0]

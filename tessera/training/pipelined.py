@@ -27,6 +27,7 @@ from tessera.just_in_time.sharded import batch_key
 from tessera.pipeline.pipelined import Piped, microbatches, same_lines
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
+from tessera.training.needs import check_room
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.pipelined_program import PipelinedCompilation
 from tessera.training.run import Settings
@@ -59,11 +60,18 @@ class PipelinedStep(ShardedStep):
             forward, lies = self._captured((microbatches, *what), batch, named, leaves)
             program = self._prepare(forward, lies, microbatches)
             meet()
-            agree(self.sharding, leaves, program.compilation.digest, lambda: same_lines(program.compilation.account))
+            self._agree(program.compilation, leaves)
             self.programs[what] = program
+        elif program.compilation.executable is not program.executable:  # it was edited
+            program = self.programs[what] = program.again()
+            self._agree(program.compilation, leaves)
         out = program.run([x for x in leaves if isinstance(x, Tensor)])
         self.settings.done()
         return out
+
+    def _agree(self, compilation: PipelinedCompilation, leaves: list) -> None:  # type: ignore[override]
+        check_room(compilation, self.device)
+        agree(self.sharding, leaves, compilation.digest, lambda: same_lines(compilation.account))
 
     def _microbatches(self, leaves: list) -> int:
         pipe = self.sharding.plan.pipe
@@ -126,10 +134,12 @@ class _Program:
         homes = {t: part[1] for part, program in stages.programs.items() for t in program.mutations}
         self.written = {n: schedule.home[homes[v]] for n, v in pipeline.buffers.items() if v in mutated}
 
+    def again(self) -> _Program:
+        """With the programs that the compilation has now."""
+        return _Program(self.step, self.forward, self.compilation, self.lies)
+
     def run(self, batch: list[Tensor]) -> object:
         step, of = self.step, self.compilation
-        if of.executable is not self.executable:  # it was edited
-            self.__init__(step, self.forward, of, self.lies)
         params, buffers = dict(step.model.named_parameters()), dict(step.model.named_buffers())
         values = of.grads
         held = {v: local_of(params[name]) for name, v in of.pipeline.weights.items()}

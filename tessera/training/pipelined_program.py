@@ -153,6 +153,7 @@ class PipelinedCompilation(ShardedCompilation):
 
     def through(self, captured: Captured, edits: Edits) -> tuple[PipelineExecutable, Account]:  # type: ignore[override]
         run = self.run = PipelinedRun(self, captured, edits)
+        self._digest = ""
         run.go()
         pipeline = cut_run(run, self.forward, self.piped)
         self.with_grads = list(named_grads(pipeline))

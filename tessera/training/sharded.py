@@ -33,6 +33,7 @@ from tessera.pipeline.sharded import told
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
 from tessera.torch_internals.distributed import part_of
+from tessera.training.needs import check_room
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.run import Settings
 from tessera.training.sharded_program import Recipe, ShardedCompilation
@@ -76,6 +77,8 @@ class ShardedStep:
         if program is None:
             program = self._for_sizes(what, waiting, batch, named, leaves)
             self.programs[settings.updates, waiting, *what] = program
+        if program.was_edited():
+            self._agree(program.compilation, leaves)
         out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
         settings.done()
         return out
@@ -101,9 +104,16 @@ class ShardedStep:
             program = self._prepare(forward, lies, waiting)
             self.backend.graphs[-1].recompile_reason = reason
         meet()
-        compilation = program.compilation
-        agree(self.sharding, leaves, compilation.digest, lambda: told(compilation.account))
+        self._agree(program.compilation, leaves)
         return program
+
+    def _agree(self, compilation: ShardedCompilation, leaves: list) -> None:
+        check_room(compilation, self.device)
+        agree(self.sharding, leaves, compilation.digest, lambda: told(compilation.account))
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.sharding.device_mesh.device_type)
 
     def _captured(self, what: tuple, batch: tuple, named: dict, leaves: list) -> tuple[Forward, Layout]:
         if what not in self.captures:
@@ -199,6 +209,12 @@ class _Program:
 
     def __init__(self, step: ShardedStep, forward: Forward, compilation: ShardedCompilation) -> None:
         self.step, self.forward, self.compilation = step, forward, compilation
+        self.executable = compilation.executable
+
+    def was_edited(self) -> bool:
+        """Since this was asked last."""
+        before, self.executable = self.executable, self.compilation.executable
+        return before is not self.executable
 
     def run(self, batch: list[torch.Tensor]) -> object:
         step, compilation = self.step, self.compilation

@@ -225,7 +225,7 @@ class ShardedCompilation(StepProgram):
         return self._digest
 
     def through(self, captured: Captured, edits: Edits) -> tuple[StepExecutable, Account]:
-        run = ShardedStepRun(self, captured, edits)
+        run, self._digest = ShardedStepRun(self, captured, edits), ""
         run.go()
         run.account.programs = run.programs()
         self.plan, self.with_grads = run.plan, run.with_grads

@@ -18,6 +18,7 @@ from tessera.ir.dist import exchange_of
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
 from tessera.machines import machine
+from tessera.machines.here import with_figures
 from tessera.util.errors import CaptureError, DoubleBackwardError, InputError, OptionError
 
 MESH = Mesh.of(dp=2, tp=4)
@@ -192,3 +193,24 @@ def test_sums_of_gradients_in_float32(dtype: torch.dtype | None, bits: int) -> N
     exchanges = [(e, exchange_of(e)) for e in backward.trace.equations if exchange_of(e) is not None]
     sums = [e for e, (name, _) in exchanges if name in ("all_reduce", "reduce_scatter")]
     assert sums and all(e.out.dtype.itemsize * 8 == bits for e in sums)
+
+
+@pytest.mark.parametrize(
+    ("axis", "plan", "weights", "state"), [("dp", "zero3", "0.1", "0.1"), ("pp", "1f1b", "0.1", "0.1")]
+)
+def test_a_plan_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, axis: str, plan: str, weights: str, state: str
+) -> None:
+    """Before anything runs; it says what takes how much."""
+    small = with_figures(machine("h100"), {"memory": 2e8}, "made up")
+    monkeypatch.setattr(tessera.training.needs, "machine_of", lambda device: small)
+    monkeypatch.setattr(tessera.training.sharded.ShardedStep, "device", torch.device("cuda"))
+    model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(2)))
+    with pretended({axis: 2}) as mesh:
+        step = tessera.train_step(
+            model, lambda model, x: model(x).square().mean(), torch.optim.AdamW(model.parameters()), mesh=mesh,
+            plan={axis: plan}, executors="aten",
+        )  # fmt: skip
+        told = rf"a rank needs 0\.\d GB: {weights} GB of weights, {state} GB of the optimizer's state, "
+        with pytest.raises(InputError, match="which has 0.2 GB; " + told):
+            step(torch.ones(4, 4096))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from models import GPT, Llama, MoE, token_batches, token_loss
 from steps import compiled_step, pretended, program_of, train_ranks, train_whole
 from torch import Tensor
 
 import tessera
-from tessera.distributed.communicator import bind
-from tessera.ir.dist import on
 from tessera.ir.verify import verify
+from tessera.tools.bench import one_rank
 
 pytestmark = pytest.mark.gpu
 
@@ -40,27 +38,10 @@ def test_all_ranks_train_as_one_process(name: str, device: str = "cuda") -> None
         assert (got - x).norm() <= 1e-10 * x.norm() + 1e-12
 
 
-def test_every_exchange(tmp_path, device: str = "cuda", backend: str = "nccl") -> None:  # noqa: ANN001
+def test_every_exchange() -> None:
     """One rank: what comes in is what was sent."""
-    dist.init_process_group(backend, init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    try:
-        exchange = on(bind(tessera.mesh(device=device, dp=1))).communicator.exchange
-        for dtype in (torch.float32, torch.bfloat16, torch.int64):
-            x = torch.arange(24, device=device).view(4, 6).to(dtype)
-            rows = torch.tensor([3], device=device)
-            came = {
-                "all_gather": (exchange("all_gather", x, 1, "dp"), x),
-                "reduce_scatter": (exchange("reduce_scatter", x.t(), 1, "dp"), x.t()),
-                "all_reduce": (exchange("all_reduce", x, "dp"), x),
-                "the largest": (exchange("all_reduce", x, "dp", "max"), x),
-                "all_to_all": (exchange("all_to_all", x, 0, 1, "dp"), x),
-                "permute": (exchange("permute", x.t(), "dp"), x.t()),
-                "rows": (exchange("rows", x, rows, rows, "dp", 4), torch.cat([x[:3], torch.zeros_like(x[:1])])),
-            }
-            for name, (got, want) in came.items():
-                assert got.dtype == dtype and got.device.type == device and torch.equal(got, want), name
-    finally:
-        dist.destroy_process_group()
+    told = one_rank.exchanges("cuda", "nccl")
+    assert all(told.values()), told
 
 
 @pytest.mark.parametrize("plan", ["zero3", "sequence"])

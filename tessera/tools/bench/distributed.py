@@ -1,5 +1,5 @@
 """`tessera bench distributed`: what stays exposed on large meshes, also beside PyTorch's order, what compiling for a
-mesh costs, the host's part.
+mesh costs, the host's part, one rank run for real.
 
 In: sections. Out: rows. Steps of large models are foreseen on H100s in boxes of eight by `inspection/timeline`, at full
 rate and with all memory traffic fused away, so that what is exposed is the most that it can be. Equal layers are priced
@@ -30,6 +30,7 @@ from tessera.inspection.timeline import Timeline, timeline
 from tessera.ir.dist import on
 from tessera.ir.mesh import Mesh
 from tessera.machines import machine
+from tessera.tools.bench import one_rank
 from tessera.tools.bench.distributed_steps import compiled, program_of
 from tessera.tools.bench.overlap import compared
 from tessera.tools.bench.report import Outcome
@@ -344,6 +345,40 @@ def _beside_dtensor() -> list[Row]:
     ]
 
 
+# --- one rank, run for real -----------------------------------------------------------------------
+
+
+def rank(say: Say) -> list[Row]:
+    """On a GPU ranks of an 8B model; elsewhere ranks of a tiny one, whose figures say nothing."""
+    cuda = torch.cuda.is_available()
+    device, config = torch.device("cuda" if cuda else "cpu"), one_rank.LARGE if cuda else one_rank.TINY
+    length, off = (8192, one_rank.OFF) if cuda else (64, None)
+    say("rates of the device")
+    here = one_rank.rates(device, config, 2, length)
+    rows = [
+        Row("rank", name, here[name] / 1e12, "TFLOP/s", note=here.figures[name].source)
+        for name in ("sustained.bfloat16", "attention.forward", "attention.backward")
+    ]
+    for case in one_rank.CASES:
+        say(f"a rank of {case.name}")
+        told = one_rank.measured(case, config, length, here, device)
+        for what, (foreseen, seen), unit, scale in (
+            ("work", told.seconds, "ms", 1e3), ("memory", told.bytes, "GB", 1e-9)
+        ):  # fmt: skip
+            note = f"foreseen {scale * foreseen:.4g} {unit}, measured {scale * seen:.4g} {unit}"
+            rows.append(Row(f"8B {case.name}", f"{what} is off by", 100 * abs(foreseen / seen - 1), "%", off, note))
+    return rows
+
+
+def nccl(say: Say) -> list[Row]:
+    """Every exchange over a group of one; where there is no GPU, over gloo."""
+    device, backend = ("cuda", "nccl") if torch.cuda.is_available() else ("cpu", "gloo")
+    say(f"exchanges over {backend}")
+    told = one_rank.exchanges(device, backend)
+    wrong = [name for name, right in told.items() if not right]
+    return [Row(backend, f"of {len(told)} exchanges wrong", len(wrong), "", 0.0, ", ".join(wrong))]
+
+
 SECTIONS = {
     "zero3": zero3,
     "async": async_tp,
@@ -351,6 +386,8 @@ SECTIONS = {
     "overlap": overlap,
     "compile": compiling,
     "host": host,
+    "rank": rank,
+    "nccl": nccl,
 }
 
 
