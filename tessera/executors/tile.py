@@ -338,8 +338,8 @@ def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Tile
     def tile_kernel(over: dict[int, int], **offers: Any) -> TileKernel:
         launch = launcher(body, lowered, compiled, over)
         return TileKernel(
-            run=launch.run, source=launch.source, body=body, lowered=lowered, schedule=schedule, compiled=compiled,
-            **offers,
+            run=launch.run, source=launch.source, reading=launch.reading, body=body, lowered=lowered,
+            schedule=schedule, compiled=compiled, **offers,
         )  # fmt: skip
 
     kernel = (

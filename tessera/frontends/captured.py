@@ -152,11 +152,12 @@ def _shared_bases(
 
 
 def _placed(recorded: Recorded, outputs: Sequence[object], inputs: Sequence[object]) -> dict[int, Aliased]:
-    """Where detached views of inputs lie that were written with gradients: they have a history of their own."""
+    """Where views of inputs lie that have a history of their own, once something was written there."""
     places = {id(recorded.refs[id(x)]): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
     placed = {}
     for position, out in enumerate(outputs):
-        if isinstance(out, torch.Tensor) and (ref := recorded.refs[id(out)]).own_history:
+        ref = recorded.refs[id(out)] if isinstance(out, torch.Tensor) else None
+        if ref is not None and ref.own_history and ref.root.version:
             owner, steps = _climb(ref, start=True)
             if id(owner) in places:
                 placed[position] = Aliased(places[id(owner)], steps)

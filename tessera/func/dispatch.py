@@ -19,6 +19,7 @@ from tessera.frontends.requires_grad import requires_grad_known
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.record import recording
+from tessera.ops.custom import is_float
 from tessera.ops.op import keep_whole
 from tessera.pipeline.compilation import Compilation, compile_captured
 from tessera.pipeline.options import Options
@@ -56,9 +57,26 @@ class Dispatcher:
         name = f"{self.name}_{len(self.compilations)}"
         call, compilation = compile_captured(captured, eager, name, self.options)
         self.compilations.append(compilation)
-        entry = _entry(call, spec, places, lifted, given, len(args) if not kwargs else None)
-        self.entries[key] = entry
+        entry = self.entries[key] = self.while_without_gradients(
+            _entry(call, spec, places, lifted, given, len(args) if not kwargs else None), key, lifted
+        )
         return entry
+
+    def while_without_gradients(self, entry: Entry, key: object, lifted: tuple[torch.Tensor, ...]) -> Entry:
+        """A tensor closed over that has no gradient may come to have one: the function itself may write it."""
+        without = [x for x in lifted if torch.is_grad_enabled() and not x.requires_grad and is_float(x)]
+        if not without:
+            return entry
+
+        def call(args: tuple, kwargs: dict) -> object:
+            for x in without:
+                if x.requires_grad:
+                    with compile_lock:
+                        now = self.compile(key, args, kwargs)
+                    return now(args, kwargs)
+            return entry(args, kwargs)
+
+        return call
 
     def capture(self, leaves: list[object], spec: pytree.TreeSpec) -> tuple[Captured, tuple, Given]:
         """The trace with every tensor closed over as a further input, so that parameters can be trained."""

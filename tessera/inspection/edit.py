@@ -88,12 +88,16 @@ def load(path: str, text: str, original: Trace) -> Trace:
         edited, _ = record(fn, fakes, names, keep_whole, builder)
     edited = numbers_as_values(_with_given_numbers(edited, original), builder)
     _check(path, original, edited)
-    rename = dict(zip(edited.inputs, original.inputs, strict=True))
+    rename = _placed(edited, original) | dict(zip(edited.inputs, original.inputs, strict=True))
+    written = {rename[t]: rename.get(v, v) for t, v in edited.mutations.items()}
     return edited.with_(
         inputs=original.inputs,
-        equations=tuple(e.substitute(rename) for e in edited.equations),
+        equations=tuple(
+            e.substitute(rename).with_(outputs=tuple(rename.get(v, v) for v in e.outputs))  # type: ignore[arg-type]
+            for e in edited.equations
+        ),
         outputs=tuple(rename.get(o, o) if isinstance(o, Value) else o for o in edited.outputs),
-        mutations={rename[t]: rename.get(v, v) for t, v in edited.mutations.items()},
+        mutations={t: written[t] for t in original.mutations},
         symbols={s: (rename.get(v, v), d) for s, (v, d) in edited.symbols.items()},
     )
 
@@ -203,11 +207,32 @@ def _check(path: str, original: Trace, edited: Trace) -> None:
     for i, (a, b) in enumerate(zip(wanted, actual, strict=True)):
         if a != b:
             raise EditError(f"{path}: expected output {i} to be {a}, got {b}")
-    if [v.name for v in original.mutations] != [v.name for v in edited.mutations]:
+    if {v.name for v in original.mutations} != {v.name for v in edited.mutations}:
         names = ", ".join(v.name for v in original.mutations) or "nothing"
         got = ", ".join(v.name for v in edited.mutations) or "nothing"
         raise EditError(f"{path}: expected the program to write {names}, it writes {got}")
 
 
 def _kind(o: object) -> str:
-    return str(o.type) if isinstance(o, Value) else repr(o)
+    """Without its place on a mesh, which nobody writes down."""
+    if isinstance(o, Value):
+        return str(o.type.placed(None) if isinstance(o.type, TensorType) else o.type)
+    return repr(o)
+
+
+def _placed(edited: Trace, original: Trace) -> dict[Value, Value]:
+    """Results lie on the mesh where those of the original do."""
+    written = [(edited.mutations[v], original.mutations[t]) for v, t in _written(edited, original)]
+    pairs = [*zip(edited.outputs, original.outputs, strict=True), *written]
+    placed = {}
+    for v, was in pairs:
+        place = was.type.placement if isinstance(was, Value) and isinstance(was.type, TensorType) else None
+        if place is not None and isinstance(v, Value) and isinstance(v.type, TensorType):
+            placed[v] = Value(v.name, v.type.placed(place))
+    return placed
+
+
+def _written(edited: Trace, original: Trace) -> list[tuple[Value, Value]]:
+    """The inputs that both write."""
+    names = {v.name: v for v in original.mutations}
+    return [(v, names[v.name]) for v in edited.mutations]

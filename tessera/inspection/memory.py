@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -113,6 +113,14 @@ def _measure(trace: Trace, known: dict[str, object], owned: list[Value]) -> Time
     return Timeline.of(trace, watch.steps(len(trace.equations)))
 
 
+def most_allocated(call: Callable[[], object], device: torch.device) -> int:
+    """Bytes that a call has of its own at once."""
+    watch = _Cuda(device, 0) if device.type == "cuda" else _Cpu(0)
+    with watch.watching(), watch.around(0):
+        call()
+    return watch.steps(1)[0][0]
+
+
 def _bound(eqn: Equation, args: tuple, kwargs: dict) -> object:
     return bind(eqn.op)(*args, **kwargs)  # as the generated program calls it
 
@@ -134,7 +142,7 @@ class _Cuda:
         return nullcontext()
 
     @contextmanager
-    def around(self, index: int, eqn: Equation) -> Iterator[None]:
+    def around(self, index: int, eqn: Equation | None = None) -> Iterator[None]:
         torch.cuda.reset_peak_memory_stats(self.device)
         yield
         most = torch.cuda.max_memory_allocated(self.device) - self.base
@@ -162,7 +170,7 @@ class _Cpu:
             with _muted():
                 self.profile.stop()
 
-    def around(self, index: int, eqn: Equation) -> AbstractContextManager:
+    def around(self, index: int, eqn: Equation | None = None) -> AbstractContextManager:
         return record_function(f"{_MARK}{index}")
 
     def steps(self, count: int) -> list[tuple[int, int]]:

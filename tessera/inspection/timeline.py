@@ -1,8 +1,9 @@
 """A timeline of one rank's program: what it computes, what it exchanges, and how much of that nothing hides.
 
 In: a final program and a `Machine`. Out: a `Timeline`. Equations run one after the other on the device, each for as
-long as its arithmetic or its bytes take, whichever is more; exchanges run beside them, for as long as the link takes
-for their bytes, and a latency. Ranks that stand next to each other fill a box, inside of which the machine's own links
+long as its arithmetic or its bytes take, whichever is more (`inspection/work.py`); exchanges run beside them, for as
+long as the link takes for their bytes, and a latency. What a rank copies to send it, or to put together what came, is
+work of its device. Ranks that stand next to each other fill a box, inside of which the machine's own links
 join them; between boxes each device has a link to the network. An exchange among whole boxes uses all of theirs, in
 rings. What goes over one kind of link goes one after the other. Where a program waits, that time is exposed, at some
 line.
@@ -13,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from tessera.ir.dist import Collective, axis_in, bytes_sent, exchange_of, is_collective
+from tessera.inspection.work import rate, work
+from tessera.ir.dist import Collective, axis_in, bytes_copied, bytes_sent, exchange_of, is_collective
 from tessera.ir.equation import Equation, Value, short_path
 from tessera.ir.trace import Trace
 from tessera.machines import Machine
-from tessera.ops.op import bytes_moved, flops
 
 LATENCY = 10e-6  # seconds, of an exchange
 NETWORK = "link.network"
@@ -50,6 +51,9 @@ def timeline(trace: Trace, machine: Machine, link: str = "nvlink", fused: bool =
     free: dict[str, float] = {}  # when each kind of link has done what was given to it
     ends: dict[Value, float] = {}
     for eqn in trace.equations:
+        taken = _work(eqn, machine, fused)
+        told.computing += taken
+        now += taken
         if exchange_of(eqn) is not None:
             kind, taken = _exchange(eqn, machine, link)
             free[kind] = max(free.get(kind, 0.0), now) + taken
@@ -61,9 +65,6 @@ def timeline(trace: Trace, machine: Machine, link: str = "nvlink", fused: bool =
         elif is_collective(eqn, "wait"):
             end = max(now, ends[eqn.inputs()[0]])
         else:
-            taken = _work(eqn, machine, fused)
-            told.computing += taken
-            now += taken
             continue
         if end > now:
             line = _line(eqn)
@@ -73,6 +74,11 @@ def timeline(trace: Trace, machine: Machine, link: str = "nvlink", fused: bool =
         now = end
     told.seconds = now
     return told
+
+
+def working(trace: Trace, machine: Machine) -> float:
+    """Seconds of a rank's own device alone, whatever its links are."""
+    return sum(_work(eqn, machine, False) for eqn in trace.equations)
 
 
 def equation_seconds(eqn: Equation, machine: Machine, link: str = "nvlink", fused: bool = False) -> float:
@@ -98,8 +104,12 @@ def _exchange(eqn: Equation, machine: Machine, link: str) -> tuple[str, float]:
 
 
 def _work(eqn: Equation, machine: Machine, fused: bool) -> float:
-    arithmetic = flops(eqn) / machine.matrix_flops
-    return arithmetic if fused else max(arithmetic, bytes_moved(eqn) / machine.bandwidth)
+    """Of this rank's own device."""
+    if is_collective(eqn, "wait") or exchange_of(eqn) is not None:
+        return 0.0 if fused else bytes_copied(eqn) / machine.bandwidth
+    of = work(eqn)
+    arithmetic = of.matrix_flops / rate(eqn, machine)
+    return arithmetic if fused else max(arithmetic + of.flops / machine.flops, of.bytes / machine.bandwidth)
 
 
 def _line(eqn: Equation) -> str:

@@ -24,7 +24,7 @@ from tessera.passes.patterns.align import ALIGNED, DEVICES, DTYPES
 from tessera.torch_internals.operators import op_name
 from tessera.util.names import names
 
-MATRIX = ("matmul", "attention", "conv")  # families that run on matrix units
+MATRIX = ("matmul", "attention", "conv", "experts")  # families that run on matrix units
 GATHERS = names("embedding index _unsafe_index gather index_select take masked_select")
 OVERWRITES = names("copy_ fill_ zero_")  # do not read what they write over
 
@@ -58,6 +58,15 @@ def work(eqn: Equation) -> Work:
     if declaration is not None and declaration.family in MATRIX:
         return _matrix(plain, flops, _bytes(plain))
     return Work(_bytes(plain), flops)
+
+
+def rate(eqn: Equation, machine: Machine) -> float:
+    """What matrix units do in an equation for as long as a step takes, where that is known: attention has its own."""
+    declaration = rules(_plain(eqn).op)
+    figure = "sustained.bfloat16"
+    if declaration is not None and declaration.family == "attention":
+        figure = "attention.backward" if _name(eqn).endswith("_backward") else "attention.forward"
+    return machine.first_of(figure, "matrix.bfloat16", "flops.float32")
 
 
 def _plain(eqn: Equation) -> Equation:

@@ -60,7 +60,7 @@ class Ref:
     root: Root
     view: View | None = None
     version: int = 0
-    own_history: bool = False  # a detached view that was written with gradients on
+    own_history: bool = False  # a detached view that was written with gradients on, or one that a function gave
     given: bool = False  # the tensor is the caller's: an input, or closed over
 
     def read(self, builder: Builder) -> Value:

@@ -15,6 +15,7 @@ import torch
 
 from tessera.ir.equation import Arg, Equation, Operator, Special, Value, map_values
 from tessera.ir.index_put import index_put
+from tessera.ir.recurrent import RECURRENT
 from tessera.ir.schema import is_pointwise, is_view
 from tessera.ir.types import SYMBOLIC, Size, TensorType, size_hint, type_of
 from tessera.ir.views import MAY_COPY
@@ -151,27 +152,70 @@ def _efficient_backward(_: torch.Tensor, *args: object, **__: object) -> list[to
 
 
 def _view(x: torch.Tensor, size: Sequence[Size]) -> torch.Tensor:
-    """PyTorch's rule allows views that its kernels refuse, of rows that lie apart with a dimension of one between.
-    Sizes that are symbols count as what they are now."""
+    """PyTorch's rule allows views that its kernels refuse, of rows that lie apart with a dimension of one between, and
+    gives a dimension of one another stride than they do. Sizes that are symbols count as what they are now."""
     shape, stride, wanted = ([size_hint(n, -2) for n in sizes] for sizes in (x.shape, x.stride(), size))
-    if -2 not in (*shape, *stride, *wanted):
-        with disable_current_modes(), no_python_dispatcher():
-            try:
-                torch.empty_strided(shape, stride, dtype=x.dtype, device="meta").view(wanted)
-            except RuntimeError as error:
-                raise CaptureError(str(error)) from error
-    return _aten.view.default(x, size)
+    if -2 in (*shape, *stride, *wanted):
+        return _aten.view.default(x, size)
+    with disable_current_modes(), no_python_dispatcher():
+        try:
+            viewed = torch.empty_strided(shape, stride, dtype=x.dtype, device="meta").view(wanted)
+        except RuntimeError as error:
+            raise CaptureError(str(error)) from error
+    return x.as_strided(viewed.shape, viewed.stride()) if _are_numbers(x, size) else _aten.view.default(x, size)
+
+
+def _are_numbers(x: torch.Tensor, size: Sequence[Size]) -> bool:
+    return not any(isinstance(n, SYMBOLIC) for n in (*x.shape, *x.stride(), *size))
+
+
+def _scattered(op: OpOverload) -> Callable:
+    """Older PyTorch says that the result lies as what it is written into, also where that is expanded."""
+
+    def rule(x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        out = op(x, *args, **kwargs)
+        expanded = any(type(step) is int and step == 0 for step in out.stride())
+        return x.clone() if expanded else out
+
+    return rule
+
+
+def _vector_norm(
+    x: torch.Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, **more: object
+) -> torch.Tensor:
+    """Older PyTorch keeps dimensions of one element."""
+    out = _aten.linalg_vector_norm.default(x, order, dim, keepdim, **more)
+    return out.squeeze(tuple(dim)) if dim and not keepdim and out.ndim == x.ndim else out
+
+
+def _reshape(op: OpOverload) -> Callable:
+    """A view where there is one."""
+
+    def rule(x: torch.Tensor, size: Sequence[Size]) -> torch.Tensor:
+        try:
+            return _view(x, size) if _are_numbers(x, size) else op(x, size)
+        except CaptureError:
+            return op(x, size)
+
+    return rule
 
 
 # Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta, and runs `_unique` on zeros), or
 # knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
+    **RECURRENT,
     _aten._efficient_attention_backward.default: _efficient_backward,
     # A layer's kernel for evaluation gives rows of a product; PyTorch's rule has them lie as the input does.
     _aten._transformer_encoder_layer_fwd.default: lambda x, *_, **__: x.new_empty(x.shape),
     _aten.index_put.default: index_put,
     _aten.view.default: _view,
+    **{op: _reshape(op) for op in (_aten.reshape.default, _aten._unsafe_view.default)},
     _aten.split.Tensor: _split,
+    **{
+        getattr(_aten, f"{name}_scatter").default: _scattered(getattr(_aten, f"{name}_scatter").default)
+        for name in names("slice select diagonal")
+    },
+    _aten.linalg_vector_norm.default: _vector_norm,
     _aten.pow.Scalar: _pow_scalar,
     _aten.ldexp.Tensor: _ldexp,
     _aten._unique.default: lambda x, s=True, inverse=False: _aten._unique2.default(x, s, inverse)[:2],

@@ -8,6 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tessera.ir.types import TensorType, Type
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a kernel finds what it reads: in the argument of this number and type, so many elements from its start."""
+
+    argument: int
+    type: Type
+    start: int = 0
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Kernel:
@@ -20,6 +31,8 @@ class Kernel:
     overwrites: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     # Given such results with an argument each: the same kernel, which writes them there and does not give them back.
     writing: Callable[[dict[int, int]], Kernel] | None = None
+    # Given where each input lies, and results by number that are to have another shape: the same kernel over those.
+    reading: Callable[[tuple[Operand, ...], dict[int, TensorType]], Kernel] | None = None
 
     def __call__(self, *args: object) -> tuple:
         return self.run(*args)

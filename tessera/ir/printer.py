@@ -23,6 +23,7 @@ import torch
 
 from tessera.ir.block import Block
 from tessera.ir.definitions import INDENT, Definitions
+from tessera.ir.dist import Collective
 from tessera.ir.equation import NO_GRAD, Arg, Equation, Operator, Special, Value, recompute_region, symbols_in
 from tessera.ir.expression import NAMES, expression
 from tessera.ir.formula import Formula
@@ -42,7 +43,7 @@ aten = torch.ops.aten
 inf, nan = float("inf"), float("nan")
 """
 # What programs find around them, what nobody reads, and the list that a boxed program is given.
-RESERVED = frozenset((*NAMES, "tessera", "aten", "inf", "nan", "_", "_given"))
+RESERVED = frozenset((*NAMES, "tessera", "aten", "dist", "collectives", "inf", "nan", "_", "_given"))
 Around = Callable[[int, str], list[str]]
 Line = tuple[str, Equation | None]  # a line, and the equation it belongs to
 _numbers = itertools.count()
@@ -64,6 +65,9 @@ def print_module(trace: Block, constants: str = "", title: str = "") -> str:
     if trace.constants:
         names = ", ".join(v.name for v in trace.constants)
         head += f"{names}, = {f'torch.load({constants!r}, weights_only=True)' if constants else 'constants'}\n"
+    for mesh in {eqn.op.mesh for eqn in trace.equations if isinstance(eqn.op, Collective)}:
+        axes = ", ".join(f"{name}={size}" for name, size in mesh.axes)
+        head += f"\nfrom tessera.ir.specials import collectives\n\ndist = collectives({axes})\n"
     claimed = Definitions(trace, _value_names(trace))
 
     def reference(op: Operator, args: tuple, kwargs: dict) -> str:

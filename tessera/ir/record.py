@@ -199,7 +199,7 @@ class Recorder(TorchDispatchMode):
         schema = schema_of(func)
         name = op_name(func)
         if name in _SHAPE_CHANGES:
-            raise CaptureError(f"{func} changes a tensor's own storage; the graph that holds it runs eagerly")
+            raise CaptureError(f"{func} changes a tensor's own storage, which no program can follow")
         if name in _RUNNING_STATISTICS:
             return self.running_statistics(func, args, kwargs)
         if name in STRIDED:

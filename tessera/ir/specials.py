@@ -15,7 +15,9 @@ import torch
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
+from tessera.ir.dist import on
 from tessera.ir.equation import SPECIALS, Special, Value, recompute_tag
+from tessera.ir.mesh import Mesh
 from tessera.ir.record import Recorder, record, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import type_of
@@ -50,6 +52,16 @@ class _Specials:
 
 
 specials = _Specials()
+
+
+class collectives:  # noqa: N801 - a printed program calls it once, as `dist`
+    """The collectives of a mesh, of these axes."""
+
+    def __init__(self, **axes: int) -> None:
+        self._on = on(Mesh.of(axes))
+
+    def __getattr__(self, name: str) -> Callable:
+        return functools.partial(call_special, getattr(self._on, name))
 
 
 def call_special(op: Special, *args: object, **kwargs: object) -> object:

@@ -25,7 +25,11 @@ def copied(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 
 def laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """The same tensor where it lies as said, a copy that does so otherwise."""
-    return x if x.stride() == stride else with_strides(x, stride)
+    if x.stride() == stride:
+        return x
+    if any(step == 0 != own and size > 1 for size, own, step in zip(x.shape, x.stride(), stride, strict=True)):
+        raise RuntimeError(f"expected strides {stride}, got {x.stride()}: a wrong type")
+    return with_strides(x, stride)
 
 
 LAID_OUT = Special("laid_out", laid_out)

@@ -183,7 +183,7 @@ class TensorType:
     def nbytes(self) -> int:
         return self.numel() * self.dtype.itemsize
 
-    def placed(self, placement: Placement) -> TensorType:
+    def placed(self, placement: Placement | None) -> TensorType:
         """The same type with a place on a mesh; `key` does not count it, since one rank's program computes the same."""
         placed = TensorType(
             self.dtype, self.shape, self.stride, self.device, self.layout, self.offset, self.bits, placement

@@ -41,6 +41,8 @@ FIGURES = {
     "vector_pipes": ("", "fused multiply-adds on vectors that a unit begins in a cycle"),
     "flops": ("FLOP/s", "of plain units, by dtype"),
     "matrix": ("FLOP/s", "of matrix units, by dtype"),
+    "sustained": ("FLOP/s", "of matrix units in large products, for as long as a step takes, by dtype"),
+    "attention": ("FLOP/s", "of causal attention in 16 bits, over heads of 128 and thousands of tokens, by direction"),
     "link": ("B/s", "to other devices, all links together, one way, by kind"),
     "devices": ("", "that one switch joins"),
     "power": ("W", "of the board"),
@@ -75,6 +77,10 @@ class Machine:
     def __contains__(self, figure: str) -> bool:
         return figure in self.figures
 
+    def first_of(self, *figures: str) -> float:
+        """The first of these figures that is known."""
+        return self[next((name for name in figures if name in self.figures), figures[-1])]
+
     def size(self, figure: str) -> int:
         """A figure that counts something: bytes, registers, threads."""
         return int(self[figure])
@@ -104,7 +110,7 @@ class Machine:
     @property
     def matrix_flops(self) -> float:
         """In 16 bits; what plain units do where there are no matrix units."""
-        return self.figures["matrix.bfloat16"].value if "matrix.bfloat16" in self.figures else self.flops
+        return self.first_of("matrix.bfloat16", "flops.float32")
 
     def data(self) -> dict[str, object]:
         """As a description's file holds it."""

@@ -20,7 +20,7 @@ from tessera.util.config import config
 from tessera.util.errors import OptionError
 
 KINDS = {"cuda": "gpu", "cpu": "cpu"}
-RATES = ("flops.", "matrix.")  # figures that grow with the number of units
+RATES = ("flops.", "matrix.", "sustained.", "attention.")  # figures that grow with the number of units
 COPIED = 0.85  # of the promised bandwidth: the share that a copy reaches on an H200
 # what PyTorch calls a property of a GPU -> our figure
 PROPERTIES = {

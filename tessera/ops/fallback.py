@@ -24,6 +24,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, contiguous_strides, overlaps_itself, size_hint, size_key
 from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
+from tessera.torch_internals import pytree
 from tessera.torch_internals.fake import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -333,8 +334,7 @@ def _twins(eqn: Equation) -> list[Equation]:
         return []
     written_out = None if eqn.op in _MISTAKEN else decomposition_table.get(eqn.op)
     decomposed = [] if written_out is None else [eqn.with_(op=Special(eqn.opname, written_out, "formula"))]
-    writing = _writing_twin(eqn)
-    return decomposed if writing is None else [writing, *decomposed]
+    return [twin for twin in (_complex_twin(eqn), _writing_twin(eqn)) if twin is not None] + decomposed
 
 
 def kernels_of(run: Callable, fakes: list[FakeTensor], names: list[str], builder: Builder) -> Trace:
@@ -383,6 +383,22 @@ def _strays(trace: Trace) -> bool:
     meta = torch.device("meta")
     own = any(isinstance(v.type, TensorType) and v.type.device == meta for v in trace.inputs)
     return not own and any(eqn.kwargs.get("device") == meta for eqn in trace.equations)
+
+
+def _complex_twin(eqn: Equation) -> Equation | None:
+    """The same computation with every operand complex. PyTorch's gradients of `fill` and `where` by a real operand
+    beside complex ones are complex, and autograd refuses those; that of the cast takes the real part."""
+    wide = next((v.dtype for v in eqn.results() if v.is_differentiable and v.dtype.is_complex), None)
+    mixed = wide is not None and any(v.is_differentiable and not v.dtype.is_complex for v in eqn.inputs())
+
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        return x.to(wide) if x.is_floating_point() else x
+
+    def run(*args: object, **kwargs: object) -> object:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, cast, (args, kwargs))
+        return eqn.op(*args, **kwargs)  # type: ignore[operator]
+
+    return eqn.with_(op=Special(eqn.opname, run, "formula")) if mixed else None
 
 
 def _writing_twin(eqn: Equation) -> Equation | None:

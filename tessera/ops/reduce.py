@@ -31,7 +31,7 @@ from tessera.ops.families import (
     zeros_for,
 )
 from tessera.ops.op import declare
-from tessera.ops.products import prod_dim_vjp, prod_vjp
+from tessera.ops.products import cumprod_vjp, prod_dim_vjp, prod_vjp
 
 # --- sums -----------------------------------------------------------------------------------------
 
@@ -364,6 +364,7 @@ def _cumprod_jvp(ts: Sequence[Value], y: Value, x: Value, dim: int, dtype: torch
 along(
     "aten.cumprod.default",
     "scan",
+    vjp=cumprod_vjp,
     jvp=_cumprod_jvp,
     real=False,
     applies=lambda eqn: all(isinstance(n, int) for n in eqn.out.shape),  # the number of steps is part of the program

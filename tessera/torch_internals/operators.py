@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,23 @@ def can_decompose(op: OpOverload) -> bool:
     return op._can_decompose()
 
 
+@contextmanager
+def made_of(parts: Mapping[OpOverload, Callable]) -> Iterator[None]:
+    """While inside, PyTorch takes composite operators for what is given here."""
+    before = {op: dict(op.py_kernels) for op in parts}
+    try:
+        for op, fn in parts.items():
+            op.py_kernels[_COMPOSITE] = fn
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, kernels in before.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+_COMPOSITE = symbol("torch._C.DispatchKey.CompositeImplicitAutograd", "recurrent layers of any length")
 has_kernel: Callable[[str, str], bool] = symbol(
     "torch._C._dispatch_has_kernel_for_dispatch_key", "telling composite operators from others"
 )

@@ -19,6 +19,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.dist import is_collective
 from tessera.ir.equation import NUMBER, Arg, Equation, Value, recompute_region, substitute, symbols_in, values_in
 from tessera.ir.schema import has_effect, is_view
+from tessera.ir.starts import starts
 from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, TensorType
 from tessera.ops.fp8 import rounds
@@ -68,6 +69,7 @@ class _Plan:
         self.needed = self._needed()
         self.boundary = self._boundary()
         self.stored = self._stored()
+        self.parts = self._parts()
         self._ranks: dict[Equation, int] = {}
 
     def _depends_on_cotangents(self) -> set[Equation]:
@@ -144,6 +146,19 @@ class _Plan:
                 stored.update((*eqn.inputs(), *eqn.results()))
             stored |= {v for v in eqn.inputs() if v in self.maker and behind[eqn] >> numbers[self.maker[v]] & 1}
         return stored
+
+    def _parts(self) -> set[Value]:
+        """Views of what a library wrote. Each keeps all of that in memory, and so do many: that is saved itself."""
+        whole, parts = set[Value](), set[Value]()
+        for eqn in self.trace.equations:
+            if eqn not in self.early:
+                continue
+            if _is_library(eqn):
+                whole.update(eqn.results())
+            elif starts(eqn) and not whole.isdisjoint(eqn.inputs()):
+                whole.update(eqn.results())
+                parts.update(eqn.results())
+        return parts
 
     def _pure(self, eqn: Equation) -> bool:
         return not has_effect(eqn)
@@ -229,7 +244,7 @@ class _Plan:
                 if eqn in allowed and self._rank(eqn) == 2 and v not in self.stored:
                     weight *= FUSED
                 inside = recompute_region(eqn.tags) is not None and v not in self.boundary
-                if inside and eqn in allowed:
+                if eqn in allowed and (inside or (v in self.parts and v not in outputs)):
                     weight = INFINITE
                 edge((v, "in"), (v, "out"), weight)
                 if eqn in allowed:

@@ -92,3 +92,37 @@ def test_literals_are_new_at_each_call() -> None:
     fast = tessera.jit(program, frontend="functional")
     for _ in range(2):
         torch.testing.assert_close(fast(torch.ones(3)), torch.tensor([2.0, 3.0, 4.0]))
+
+
+def test_what_is_written_with_gradients_has_them_at_the_next_call() -> None:
+    class Running(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.total = torch.nn.Parameter(torch.ones(3)), torch.zeros(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total += self.weight * x
+            return self.total.sin()
+
+    results = []
+    for way in (lambda m: m, lambda m: tessera.jit(m, frontend="functional"), tessera.jit):
+        model, x = Running(), torch.tensor([1.0, 2.0, 3.0])
+        fast = way(model)
+        for _ in range(3):
+            out = fast(x)
+        out.sum().backward()
+        results.append((out.detach(), model.weight.grad))
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
+
+
+def test_a_tensor_closed_over_that_is_made_to_require_a_gradient() -> None:
+    scale = torch.ones(3)
+    fast = tessera.jit(lambda x: x * scale, frontend="functional")
+    x = torch.randn(3, requires_grad=True)
+    fast(x)
+    scale.requires_grad_()
+    fast(x).sum().backward()
+    torch.testing.assert_close(scale.grad, x.detach())
+    with torch.no_grad():
+        assert not fast(x).requires_grad

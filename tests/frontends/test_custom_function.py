@@ -291,3 +291,59 @@ def test_jit(x: torch.Tensor, frontend: str) -> None:
     assert_close(gradient(lambda x: Once.apply(x).sum()), 2 * x.cos())
     assert_close(gradient(lambda x: Batched.apply(x, 3.0).sum()), torch.full((3,), 30.0))
     assert_close(t.jit(lambda x: Product.apply(x, x), frontend=frontend)(x), x * x)
+
+
+class _Reversed(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, ct):
+        return -ct
+
+
+class _Itself(_Reversed):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+
+class _Turned(_Reversed):
+    @staticmethod
+    def forward(ctx, x):
+        return x.t()[1:]
+
+    @staticmethod
+    def backward(ctx, ct):
+        return torch.nn.functional.pad(-ct, (0, 0, 1, 0)).t()
+
+
+@pytest.mark.parametrize("function", [_Reversed, _Itself, _Turned])
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+def test_a_result_that_shows_an_argument_is_a_view_of_it(function: type[Function], frontend: str) -> None:
+    def both_ways(x):
+        y = function.apply(x)
+        x.mul_(2)
+        z = y * y
+        y.add_(1)
+        return z, y
+
+    compiled = t.jit(both_ways, frontend=frontend)
+    x, expected = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert_close(compiled(x), both_ways(expected))
+    assert_close(x, expected)
+
+    def past_autograd(x):
+        function.apply(x).detach().add_(1)
+
+    for f in (past_autograd, t.jit(past_autograd, frontend=frontend)):
+        x = torch.ones(2, 2).requires_grad_() * 1
+        f(x)
+        assert x.detach().sum() == 4 + function.apply(x.detach()).numel()
+
+    leaf = torch.randn(2, 2, requires_grad=True)
+    y = t.jit(lambda x: function.apply(x), frontend=frontend)(leaf)
+    assert y.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr()
+    (ours,) = torch.autograd.grad(y.sum(), leaf)
+    assert_close(ours, torch.autograd.grad(function.apply(leaf).sum(), leaf)[0])

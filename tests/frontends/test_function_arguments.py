@@ -72,6 +72,25 @@ def test_marked_results_require_no_gradient(function: type) -> None:
         assert not sign.requires_grad
 
 
+def test_a_marked_result_that_is_written_brings_no_gradient() -> None:
+    """Nor does its function's backward run, which would read what the caller may have written by then."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        part = x[1:]
+        _, sign = Sign.apply(part, part)  # type: ignore[misc]
+        sign.copy_(sign * 2)
+        return part, sign, x.detach() * 1
+
+    for f in (program, tessera.jit(program), tessera.jit(program, frontend="functional")):
+        x = torch.tensor([1.0, -2.0, 3.0]).requires_grad_() * 1
+        part, sign, _ = f(x)
+        with torch.no_grad():
+            part.add_(1)
+        assert not sign.requires_grad and torch.equal(sign, torch.tensor([0.0, 2.0]))
+        (grad,) = torch.autograd.grad(part.sum(), x)
+        assert torch.equal(grad, torch.tensor([0.0, 1.0, 1.0]))
+
+
 def test_a_step_whose_loss_has_no_gradient_is_refused() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

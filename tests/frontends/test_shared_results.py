@@ -45,6 +45,30 @@ def test_a_detached_view_of_a_result_that_a_call_under_no_grad_writes_is_a_view(
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("scale", [1, 2])
+def test_what_is_copied_without_gradients_lies_in_its_own_memory(frontend, scale):  # noqa: ANN001
+    def program(x):  # noqa: ANN001, ANN202
+        a, b, c = x.sin(), x.cos() * scale, torch.zeros(3)
+        with torch.no_grad():
+            b.add_(1)
+            a.copy_(b)
+            c.copy_(torch.arange(3.0))
+        return a, b, c
+
+    x = torch.randn(3).requires_grad_()
+    f = compiled(program, frontend)
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            a, b, c = f(x)
+            expected = program(x)
+        assert not same_memory(a, b)
+        with torch.no_grad():
+            a.zero_(), c.zero_()  # nobody else's, and not the next call's
+            b, c = b, f(x)[2]
+        assert torch.equal(b, expected[1]) and torch.equal(c, expected[2])
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
 def test_a_detached_view_that_is_written_with_gradients_has_a_history_of_its_own(frontend):  # noqa: ANN001
     def program(x, w):  # noqa: ANN001, ANN202
         v = (x * 2).detach()

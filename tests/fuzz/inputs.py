@@ -37,9 +37,10 @@ def plain(rng: random.Random, name: str, grad: float = 0.6, dtypes: bool = True)
     if other in ("i64", "b") or rng.random() > grad:
         return Input(name, made)
     # A leaf that requires grad cannot be written; the result of an operator, or a view of one, can.
-    return Input(
-        name, made + rng.choice([".requires_grad_()"] * 5 + [".requires_grad_() * 1"] * 3 + [".requires_grad_()[:]"])
-    )
+    how = rng.choice([".requires_grad_()"] * 5 + [".requires_grad_() * 1"] * 3 + [".requires_grad_()[:]"])
+    if made in LAYOUTS and how.endswith("[:]"):  # eager asks the base of a leaf that is a view itself
+        how = ".requires_grad_() * 1"
+    return Input(name, made + how)
 
 
 def arguments(rng: random.Random, aliased: float = 0.2, **options: object) -> list[Input]:

@@ -27,8 +27,9 @@ TRANSFORMS = {
     "jacfwd": "out = {T}.jacfwd(lambda *a: outs({f}(*a)), argnums={n})({x})",
     "vmap_vmap": "out = {T}.vmap({T}.vmap(lambda *a: outs({f}(*a)), in_dims={d}), in_dims={d})({bb})",
 }
-# PyTorch's tangents of these read what a kernel noted, or divide by zero: their own tangents are not right.
-HELD = ("layer_norm", "cumprod")
+# PyTorch's tangents of these read what a kernel noted, or divide by zero: their own tangents are not right. Nor are
+# those of infinities: a product makes zeros of a tangent that is not there, and the next multiplies infinities by them.
+HELD = ("layer_norm", "cumprod", "special=True")
 
 
 def scenario(m: Maker, kind: str, given: list[Input], sizes: dict[str, int], module: bool, flag: bool) -> list[Node]:
@@ -147,7 +148,7 @@ def _transformed(m: Maker, given: list[Input], sizes: dict[str, int]) -> list[No
     )
     where = m.rng.choices(["plain", "inside", "around"], [6, 2, 2])[0]
     f = "compiled(program)" if where == "inside" else "program"
-    body = render(m.lines)
+    body = render([*lines, *m.lines])
     right = [name for name in TRANSFORMS if name != "jvp_jvp" or not any(word in body for word in HELD)]
     text = TRANSFORMS[m.rng.choice(right)].format(
         T="T", f="f" if where == "inside" else "program", x=", ".join(names), n=tuple(range(len(names))), v=tangents,

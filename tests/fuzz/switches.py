@@ -26,6 +26,7 @@ def switches() -> dict[str, object]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "default dtype": torch.get_default_dtype(),
         "saved tensor hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        "hooks on all saved tensors": _saved_tensors_are_hooked(),
         "attention": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
     }
 
@@ -39,8 +40,14 @@ def reset_switches() -> None:
     with suppress(RuntimeError):  # Dynamo's graphs enter the level in C++ alone, where nothing tells whether it is open
         torch._C._exit_dual_level(level=0)
     torch._C._autograd._saved_tensors_hooks_enable()
+    while _saved_tensors_are_hooked():  # a checkpoint whose function raised may leave its own
+        torch._C._autograd._pop_saved_tensors_default_hooks()
     torch._C._set_fwd_grad_enabled(True)
     torch.set_grad_enabled(True)
+
+
+def _saved_tensors_are_hooked() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _dual_level_open() -> bool:

@@ -85,6 +85,60 @@ def test_what_is_right_is_the_same_and_what_is_not_is_found() -> None:
     assert not compared(eager, run(PROGRAM, lambda fn: fn, None), PROGRAM, "jit")
 
 
+DRAWS = """
+def program(x):
+    return F.dropout(x, 0.5)
+def scenario():
+    x = t(50, seed=1)
+    out = T.jvp(program, (x,), (x,))
+    see(out=out, x=x)
+"""
+WRITES_NARROW = """
+def program(x):
+    y = torch.ones(3)
+    y[...] = x
+    return y
+def scenario():
+    x = t(3, seed=1)
+    out = T.jacfwd(program, argnums=(0,))(x), T.jvp(program, (x,), (x,))
+    see(out=out, x=x)
+"""
+MULTIPLIES_INFINITY = """
+def program(x):
+    return (x.prod(), x.cumprod(0))
+def scenario():
+    x = torch.tensor([inf, 2.0, 3.0])
+    out, pull = T.vjp(program, x)
+    out = out, pull(tuple(torch.ones_like(o) for o in out)), T.jacrev(lambda x: (x.prod(),), argnums=(0,))(x)
+    see(out=out, x=x)
+"""
+MULTIPLIES_TWICE = """
+def program(x, w):
+    y = x @ w
+    y[0] = 1
+    return y, (x @ w) * 2
+def scenario():
+    f = compiled(program)
+    x, w = t(4, 4, seed=253, special=True), t(4, 4, seed=1).requires_grad_()
+    out = f(x, w)
+    backward(out)
+    see(out=out, w=w)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "outcome"),
+    [
+        (DRAWS, "transform", "same"),
+        (WRITES_NARROW, "transform", "beyond"),
+        (MULTIPLIES_INFINITY, "transform", "beyond"),
+        (MULTIPLIES_TWICE, "jit", "merged"),
+    ],
+)
+def test_what_is_no_fault_of_ours(text: str, kind: str, outcome: str) -> None:
+    assert judge(text, kind).outcome == outcome
+
+
 def test_a_child_that_dies_costs_one_program_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def deadly(seed: int, kind: str, shrinking: bool = True) -> tuple[Verdict, str]:
         if seed == 1:

@@ -6,10 +6,12 @@ import copy
 
 import pytest
 import torch
+from programs import trace_of
 from torch import nn
 
 import tessera
 from tessera.ir import fake
+from tessera.ir.strides import laid_out
 
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
@@ -95,8 +97,75 @@ def test_powers_of_a_number_are_rows(dtype: torch.dtype) -> None:
         lies(aten.ldexp.Tensor, x, y)
 
 
+@pytest.mark.parametrize("size", [(2, 4, 1, 2), (2, 1, 4, 1, 2), (2, 2, 2, 1, 2), (2, -1, 2), (-1,)])
+def test_a_dimension_of_one_lies_as_the_kernels_of_views_have_it(size: tuple[int, ...]) -> None:
+    """An operator that reads a view may order its result's dimensions by that stride."""
+    apart = torch.randn(4, 4, 1)[1:].unfold(0, 2, 1)
+    for x in (apart, apart.contiguous(), torch.randn(2, 4, 1, 2), torch.randn(2, 1, 4, 2).transpose(1, 2)):
+        if -1 not in size or x.is_contiguous():
+            lies(aten.view.default, x, size)
+        lies(aten.reshape.default, x, size)
+
+
+def test_an_index_into_a_view_lies_as_in_eager() -> None:
+    def picked(x: torch.Tensor) -> torch.Tensor:
+        windows = x[..., None].unfold(0, 2, 1)
+        return windows.view_as(windows)[:, torch.tensor([2, 3, 1])]
+
+    x = torch.randn(3, 4)
+    for frontend in ("dynamo", "functional"):
+        fast = tessera.jit(picked, executors=["aten"], frontend=frontend)
+        assert torch.equal(fast(x), picked(x)) and fast(x).stride() == picked(x).stride()
+
+
 def lies(op: torch._ops.OpOverload, *args: object) -> None:
     real = op(*args)
     with (mode := fake.default_mode()):
-        out = fake.rule_of(op)(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args))
+        out = fake.rule_of(op)(
+            *(mode.from_tensor(a, static_shapes=True) if isinstance(a, torch.Tensor) else a for a in args)
+        )
     assert (out.dtype, out.shape, out.stride()) == (real.dtype, real.shape, real.stride())
+
+
+@pytest.mark.parametrize("way", ["slice", "select", "diagonal"])
+def test_what_is_scattered_into_an_expanded_tensor_lies_in_memory_of_its_own(way: str) -> None:
+    parts = {
+        "slice": (torch.zeros(1, 3), 0, 0, 1),
+        "select": (torch.zeros(3), 0, 0),
+        "diagonal": (torch.zeros(2), 0, 0, 1),
+    }
+    op = getattr(torch.ops.aten, f"{way}_scatter").default
+    x = torch.ones(3).expand(2, 3)
+    trace = trace_of(lambda x: op(x, *parts[way]), x)
+    (told,) = trace.outputs
+    assert told.tensor.stride == op(x, *parts[way]).stride() == (3, 1)  # type: ignore[union-attr]
+
+
+def test_a_wrong_type_never_spoils_a_result() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    assert laid_out(x, (1, 2)).stride() == (1, 2)
+    with pytest.raises(RuntimeError, match="a wrong type"):
+        laid_out(x, (0, 1))
+
+
+def test_gradients_of_parts_written_into_what_is_summed() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        part = (x * 1)[..., 1:]
+        part[::2].index_put_((torch.tensor([0, 0]),), torch.tensor(2.0), accumulate=True)
+        return part.sum(-3)
+
+    x = torch.randn(2, 2, 2, requires_grad=True)
+    fast = tessera.jit(program, executors=["aten"], frontend="functional")
+    expected, got = (torch.autograd.grad(f(x).sum(), x) for f in (program, fast))
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [[-1], [0, 2], None, []])
+def test_norms_over_dimensions_of_one(dim: list[int] | None, keepdim: bool) -> None:
+    x = torch.randn(1, 3, 1, requires_grad=True)
+    trace = trace_of(lambda x: torch.linalg.vector_norm(x, 2, dim, keepdim), x.detach())
+    assert trace.outputs[0].tensor.shape == torch.linalg.vector_norm(x, 2, dim, keepdim).shape  # type: ignore[union-attr]
+    fast = tessera.jit(lambda x: torch.linalg.vector_norm(x, 2, dim, keepdim), frontend="functional")
+    expected = torch.autograd.grad(torch.linalg.vector_norm(x, 2, dim, keepdim).sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(fast(x).sum(), x), expected)

@@ -147,3 +147,15 @@ def test_gradients_of_products_divide_where_eager_does(points: list[float]) -> N
     for product in (torch.prod, lambda x: x.prod(0), lambda x: torch.stack([x, x + 1]).t().prod(0, keepdim=True).sum()):
         expected = torch.autograd.grad(product(x), x)
         torch.testing.assert_close(torch.autograd.grad(tessera.jit(product)(x), x), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_gradients_of_running_products_divide_where_eager_does(dim: int) -> None:
+    points = torch.tensor([math.nan, math.inf, 0.0, 2.0, -0.5], dtype=torch.float64)
+    rows = torch.cartesian_prod(points, points, points, points)
+    for x in (rows if dim else rows.t(), rows[:, :1], rows[:0], rows[7, 1]):
+        x = x.clone().requires_grad_()
+        scan = torch.cumprod if x.ndim else lambda x, _: x.cumprod(0)
+        expected = torch.autograd.grad(scan(x, dim), x, _weights(x.detach(), 0.5))
+        found = torch.autograd.grad(tessera.jit(scan, strict=True)(x, dim), x, _weights(x.detach(), 0.5))
+        torch.testing.assert_close(found, expected, equal_nan=True)

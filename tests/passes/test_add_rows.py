@@ -103,3 +103,42 @@ def test_programs_that_are_left_alone() -> None:
     assert same(lambda x, a, i, j: (x.index_put((i,), a), x.index_put((i,), a + 1)))  # nothing is added
     assert same(lambda x, a, i, j: (x.t().index_add(1, i, a.t()), x.t().index_add(1, i, -a.t())))
     assert same(lambda x, a, i, j: (x.index_put((i,), a[0], True), x.index_put((i,), a[1], True)))
+
+
+@pytest.mark.parametrize("wrong", [NODES, NODES + 7, -1])
+def test_an_index_out_of_range_is_refused(wrong: int) -> None:
+    """Bags alone would leave such rows out. An `index_put` counts from the end, as in eager, an `index_add` does not"""
+
+    def added(a: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return a.new_zeros(NODES, 6).index_add(0, index, a), a.new_zeros(NODES, 6).index_add(0, index, -a)
+
+    def both(a: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        put = a.new_zeros(NODES, 6).index_put((index,), a, accumulate=True)
+        return put, a.new_zeros(NODES, 6).index_add(0, index, a)
+
+    def put(a: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        zeros = a.new_zeros(NODES, 6)
+        return zeros.index_put((index,), a, accumulate=True), zeros.index_put((index,), -a, accumulate=True)
+
+    a, index = torch.randn(20, 6), torch.randint(NODES, (20,))
+    index[3] = wrong
+    for fn in (added, both, put):
+        after = cse(passes.add_rows(trace_of(fn, a, index)))
+        assert count(after, "_assert_async") == (2 if fn is both else 1)
+        if fn is put and wrong < 0:
+            torch.testing.assert_close(run(after, a, index), list(put(a, index)))
+            continue
+        with pytest.raises(RuntimeError, match="out of range"):
+            run(after, a, index)
+
+
+def test_the_range_is_looked_at_where_rows_are_first_added() -> None:
+    """Compiled too: the equation stays, in the forward."""
+    target = torch.randint(NODES, (EDGES,))
+    x, e = (torch.randn(n, 8, requires_grad=True) for n in (NODES, EDGES))
+    fast = tessera.jit(lambda x, e, target: messages(x, e, target.flip(0), target), executors=["tile", "aten"])
+    fast(x, e, target).backward()
+    forward = next(s.trace for s in tessera.stages(fast) if s.name == "forward")
+    assert count(forward, "_assert_async") >= 1
+    with pytest.raises(RuntimeError, match="out of range|out of bounds"):
+        fast(x, e, target.clamp_min(1) + NODES - 1)

@@ -323,6 +323,15 @@ def test_casts_go_where_they_are_read() -> None:
     assert not wide_between_kernels(trace)
 
 
+def test_casts_that_are_read_in_parts_stay() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.sin().double().split(1, 1)[:2]
+        return first.exp() * second
+
+    trace, _ = fused(program, torch.randn(4, 3))
+    torch.testing.assert_close(run(trace, torch.ones(4, 3))[0], program(torch.ones(4, 3)))
+
+
 @pytest.mark.usefixtures("triton_kernels")
 def test_batch_norm_moves_no_wide_tensors() -> None:
     def backward(g: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *per: torch.Tensor) -> torch.Tensor:
@@ -468,3 +477,18 @@ def test_large_copies_that_turn_rows_are_written_in_tiles(device: str, side: int
     last = replace(plain, stride=(64 * side**2, 1, 64 * side, 64))
     copies = [Equation(torch.ops.aten.clone.default, (Value("x", plain),), {}, (Value("y", t),)) for t in (plain, last)]
     assert [turns(eqn) for eqn in copies] == [False, turned]
+
+
+def test_small_work_on_parts_of_one_value_is_one_kernel() -> None:
+    """Rows that are read one by one: a launch for all takes less time than one for each."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        return [F.linear(row.exp() * 2, w) for row in x.unbind(0)]
+
+    def kernels(columns: int, rows: int = 4) -> list[int]:
+        trace = tile.decompose(trace_of(fn, rand(rows, 2, columns), rand(3, columns)))
+        return [sum(trace.equations[i].opname == "exp" for i in region) for region in tile.regions(trace)]
+
+    assert kernels(8) == [4]
+    assert kernels(4096) == [1, 1, 1, 1]  # each of these takes as long as a launch
+    assert sum(kernels(8, rows=30)) == 30 and len(kernels(8, rows=30)) > 1  # a kernel holds so many buffers

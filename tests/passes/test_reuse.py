@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from programs import copies, trace_of
+from programs import copies, on_cuda, trace_of
 
 import tessera
 from tessera.executors import tile
@@ -16,6 +16,7 @@ from tessera.ir.interp import run
 from tessera.ir.trace import Trace
 from tessera.passes.memory.reuse import reuse
 from tessera.tile.targets import missing
+from tessera.util.config import override
 
 pytestmark = pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
 
@@ -98,3 +99,11 @@ def test_results_take_no_larger_memory() -> None:
         out = tessera.jit(program, executors=["aten"], frontend=frontend)(torch.ones(3))
         assert [y.untyped_storage().nbytes() for y in out] == [4, 4, 12]
         assert all(y.storage_offset() == 0 for y in out)
+
+
+def test_on_a_gpu_too() -> None:
+    """What a library gave and what a kernel makes of it are not held at once."""
+    pytest.importorskip("triton")
+    with override(machine="h200"):
+        trace, _ = claim(on_cuda(lambda x: x.sort().values.exp() * 2, (256, 256)), ["tile", "aten"])
+        assert written(reuse(trace)) == 1

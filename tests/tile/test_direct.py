@@ -37,9 +37,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return made
 
 
-def ready(calls: list[tuple], launcher: object, programs: int = 3) -> None:
+def ready(calls: list[tuple], launcher: object, programs: int = 3, aligned: tuple[bool, ...] = ()) -> None:
     compiled = SimpleNamespace(run=lambda *args: calls.append(args), function=FUNCTION, packed_metadata=METADATA)
-    launcher._direct[-1, ()] = direct.Direct(compiled, -1, programs, ())  # type: ignore[attr-defined]
+    launcher._direct[-1, (), aligned] = direct.Direct(compiled, -1, programs, ())  # type: ignore[attr-defined]
 
 
 def aligned(*shape: int) -> torch.Tensor:
@@ -69,6 +69,21 @@ def test_addresses_that_are_not_aligned_go_the_ordinary_way(
     monkeypatch.setattr(direct, "current_device", lambda: 1)  # another device is the current one
     launcher([aligned(64), aligned(64)], ())
     assert not calls and len(others) == 2
+
+
+def test_addresses_that_are_not_aligned_go_the_short_way_too(calls: list[tuple]) -> None:
+    """Once a kernel is known for that choice of them: rows of a tensor may begin anywhere."""
+    kernel = lower(trace_of(lambda x: (x * 2).exp(), torch.randn(64)), "k").kernel
+    launcher = named("triton").compile(kernel, Schedule((("i0", 64),)))  # type: ignore[union-attr]
+    ready(calls, launcher, programs=1)
+    ready(calls, launcher, programs=2, aligned=(False, True))
+    x, y = aligned(65), aligned(64)
+    launcher([x[1:], y], ())
+    launcher([x[:64], y], ())
+    assert [(call[0], *call[9:]) for call in calls] == [
+        (2, x.data_ptr() + 4, y.data_ptr()),
+        (1, x.data_ptr(), y.data_ptr()),
+    ]
 
 
 def test_two_halves_share_one_piece_of_scratch_memory(calls: list[tuple]) -> None:

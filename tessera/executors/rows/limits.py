@@ -13,7 +13,7 @@ import os
 
 import torch
 
-from tessera.ir.types import TensorType
+from tessera.ir.types import TensorType, settled
 from tessera.machines import machine, machine_of
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -54,9 +54,10 @@ def units(device: torch.device) -> int:
 
 
 def few_rows(x: TensorType) -> bool:
-    """Rows that are known to be few, in 16 bits."""
-    static = all(type(n) is int for n in x.shape)
-    return static and x.dtype in DTYPES and 0 < math.prod(x.shape[:-1]) <= ROWS and x.shape[-1] % COLUMNS == 0
+    """Rows that are known to be few, in 16 bits; how many may be known at run time alone."""
+    rows, width = math.prod(x.shape[:-1]), x.shape[-1]
+    few = settled(rows > 0) and settled(rows <= ROWS)
+    return bool(few) and x.dtype in DTYPES and type(width) is int and width % COLUMNS == 0
 
 
 def linear(x: TensorType, weight: TensorType, bias: TensorType | None, quantized: bool) -> bool:

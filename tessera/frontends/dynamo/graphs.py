@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 
@@ -180,8 +181,7 @@ def run_node(
     gm: torch.fx.GraphModule, node: torch.fx.Node, env: dict[torch.fx.Node, object], further: tuple, builder: Builder
 ) -> object:
     """`further`: the tensors of blocks that were not traced."""
-    args = torch.fx.map_arg(node.args, env.__getitem__)
-    kwargs = torch.fx.map_arg(node.kwargs, env.__getitem__)
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), partial(_value, env))
     match node.op:
         case "call_function" if isinstance(node.target, Block):
             return _block(node, gm, node.target.operands(args, further))  # type: ignore[arg-type]
@@ -197,6 +197,12 @@ def run_node(
         case "get_attr":
             return _attribute(gm, node.target)  # type: ignore[arg-type]
     raise CaptureError(f"a graph of TorchDynamo's holds a node that calls nothing: {node.format_node()}")
+
+
+def _value(env: dict[torch.fx.Node, object], node: torch.fx.Node) -> object:
+    if node not in env:  # older Dynamo, after hooks on a tensor whose sizes are open
+        raise CaptureError(f"a graph of TorchDynamo's reads {node}, which it does not hold; it runs eagerly")
+    return env[node]
 
 
 # --- graphs inside graphs: what a higher-order operator does with its body ---

@@ -30,7 +30,10 @@ def refuse_outside_histories(gm: torch.fx.GraphModule, example_inputs: Sequence[
 
 
 def _has_history(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and x.grad_fn is not None
+    try:
+        return isinstance(x, torch.Tensor) and x.grad_fn is not None
+    except RuntimeError as error:  # a view made under no_grad, whose base was written in place since
+        raise CaptureError(f"autograd does not tell an argument's history ({error}); the graph runs eagerly") from error
 
 
 def _nodes(tree: object) -> list[torch.fx.Node]:

@@ -14,14 +14,17 @@ import torch
 
 from tessera.frontends.functional.custom import Operands, examples, pure, rewire, seed_like
 from tessera.frontends.functional.trace import WATCHED, Traced, trace_function, tracing
-from tessera.ir.equation import Arg, Value
+from tessera.ir.alias import Ref, Root, View
+from tessera.ir.equation import Arg, Equation, Value, symbols_in
 from tessera.ir.record import Recorder, recording
+from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, Type, type_of
 from tessera.ops.custom import AUTOGRAD_FUNCTION, ONCE, Deferred, Flags, is_float
 from tessera.torch_internals import pytree
 from tessera.torch_internals.autograd import SingleLevelFunction
 from tessera.torch_internals.functorch import VmapInfo
+from tessera.torch_internals.memory import storage_id
 from tessera.util.errors import CaptureError, InputError, TesseraError
 
 _ONCE_CODE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__
@@ -121,6 +124,8 @@ class _Recorded:
     def forward(self, *xs: object) -> tuple:
         out, ctx = _run_forward(self.function, xs)
         outs = pytree.tree_leaves(out)
+        memory = {storage_id(x): i for i, x in enumerate(xs) if isinstance(x, torch.Tensor)}
+        self.shown = [memory.get(storage_id(o)) if isinstance(o, torch.Tensor) else None for o in outs]
         return out, ctx.state(), [_among(o, ctx._fixed) for o in outs], [_among(x, ctx._dirty) for x in xs]
 
     def argument_values(self) -> list[Value | None]:
@@ -325,8 +330,40 @@ def record_function(function: type, args: tuple, recorder: Recorder) -> object:
     given = iter(outs)
     outputs = call.first.trace.outputs
     leaves = [next(given) if isinstance(outputs[i], Value) else outputs[i] for i in call.out_places]
-    leaves = [written.get(id(x), x.detach() if f else x) for x, f in zip(leaves, call.fixed, strict=True)]
+    for x, place, argument in zip(leaves, call.out_places, call.shown, strict=True):
+        if argument is not None and not call.dirty[argument]:
+            _note_view(call, outputs[place], x, argument, recorder)
+    leaves = [
+        written.get(id(x), _without_history(x, recorder) if f else x) for x, f in zip(leaves, call.fixed, strict=True)
+    ]
     return pytree.tree_unflatten(leaves, call.out_spec)
+
+
+def _note_view(call: _Recorded, v: Arg, out: torch.Tensor, argument: int, recorder: Recorder) -> None:
+    """A result that shows an argument's memory is a view of it, whose history is the function's."""
+    makers = call.first.trace.makers()
+    given = call.argument_values()[argument]
+    steps: list[tuple[Equation, int | None]] = []
+    while v is not given:
+        eqn = makers.get(v)  # type: ignore[arg-type]
+        if eqn is None or not is_view(eqn.op) or len(eqn.inputs()) != 1 or symbols_in((eqn.args, eqn.kwargs)):
+            return  # made in a way that cannot be told here
+        steps.append((eqn, eqn.outputs.index(v) if eqn.many else None))
+        v = eqn.inputs()[0]
+    value, ref = recorder.value(out), recorder.ref(call.args[argument])
+    views = [(eqn.op, eqn.args[1:], eqn.kwargs, index) for eqn, index in reversed(steps)]
+    for op, args, kwargs, index in views or [(torch.ops.aten.alias.default, (), {}, None)]:
+        ref = Ref(out, value, ref.root, View(ref, op, args, kwargs, index), version=-1)
+    ref.version, ref.own_history = ref.root.version, True
+    recorder.refs[id(out)] = ref
+
+
+def _without_history(x: torch.Tensor | Arg, recorder: Recorder) -> torch.Tensor:
+    """A result that has no gradient. It is no view: whoever writes it writes nothing that has one."""
+    assert isinstance(x, torch.Tensor)
+    fixed = x.detach()
+    recorder.refs[id(fixed)] = Ref(fixed, recorder.value(fixed), Root())
+    return fixed
 
 
 def _write(call: _Recorded, outs: list[torch.Tensor]) -> dict[int, object]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 
-from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.equation import Equation, Special, Value, map_values, symbols_in
 from tessera.ir.schema import has_effect
 from tessera.ir.signature import signature
@@ -20,7 +19,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.views import REPEATS, RESHAPES
 from tessera.ops.copies import FILLS
-from tessera.passes.memory.alias import Roots, escaping, roots
+from tessera.passes.memory.alias import escaping, roots
 from tessera.torch_internals.autograd import is_tensor_view
 from tessera.torch_internals.fake import FakeTensor, unset_fake_temporarily
 from tessera.torch_internals.operators import OpOverload, op_name
@@ -45,7 +44,7 @@ def fold(trace: Trace) -> Trace:
     if not maker:
         return trace
     of = roots(trace)
-    outside = _outside(trace, of)
+    outside = escaping(trace, of)
     rest = [eqn for eqn in trace.equations if not (eqn.outputs and eqn.outputs[0] in maker)]
     wanted = dict.fromkeys(v for eqn in rest for v in eqn.inputs() if v in maker)
     wanted.update(dict.fromkeys(v for v in trace.results() if v in maker))
@@ -77,15 +76,6 @@ def fold(trace: Trace) -> Trace:
         constants.pop(v, None)
     used = {v for eqn in equations for v in eqn.inputs()} | set(trace.results())
     return trace.with_(equations=equations, constants={v: t for v, t in constants.items() if v in used})
-
-
-def _outside(trace: Trace, of: Roots) -> set[Value]:
-    """Memory that the caller sees, also once `keep_grad` copies no more: then its result is what it was given."""
-    outside = escaping(trace, of)
-    for eqn in reversed(trace.equations):
-        if eqn.op is KEEP_GRAD and eqn.out in outside:
-            outside |= of[eqn.args[1]]  # type: ignore[index]
-    return outside
 
 
 def _numbers(maker: dict[Value, Equation]) -> dict[Value, int]:

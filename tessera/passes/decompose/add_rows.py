@@ -11,6 +11,9 @@ once, and always in the same order. An index that only one equation adds at is l
     places, order = aten.sort(index, stable=True)
     starts = aten.searchsorted(places, aten.arange(n + 1))
     y = aten._embedding_bag_forward_only(rows, order, starts, include_last_offset=True)
+
+Bags leave out what stands beyond the last of them, where eager asserts on the device: the program asserts, once an
+index.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from functools import partial
 
 import torch
 
-from tessera.ir.builder import aten
+from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
@@ -42,11 +45,15 @@ def add_rows(trace: Trace) -> Trace:
     if all(count < SHARED for count in counts.values()):
         return trace
     wrapped = {index for eqn, (_, index, _) in added if eqn.opname == "index_put"}
-    rewrite = Rewrite(trace)
+    rewrite, checked = Rewrite(trace), set()
     for eqn in rewrite:
         where = _added(eqn)
         if where is not None and counts[where[1]] >= SHARED:
-            rewrite.replace(eqn, partial(_by_bags, rewrite, wrapped))
+            index = where[1]
+            # As in eager, indices of an `index_put` count from the end where they are negative; others may not be.
+            check = (index, eqn.opname == "index_add" and index in wrapped)
+            rewrite.replace(eqn, partial(_by_bags, rewrite, index in wrapped, check not in checked))
+            checked.add(check)
     return rewrite.finish()
 
 
@@ -75,15 +82,18 @@ def _worth(x: Arg, index: Arg, rows: Arg) -> bool:
     return plain and large and x.dtype == rows.dtype and x.tensor.device.type in DEVICES
 
 
-def _by_bags(rewrite: Rewrite, wrapped: set[Value], eqn: Equation) -> Value:
-    """`wrapped`: indices that count from the end where they are negative, as those of `index_put` do."""
+def _by_bags(rewrite: Rewrite, wraps: bool, check: bool, eqn: Equation) -> Value:
+    """`wraps`: the index counts from the end where it is negative. `check`: nobody has looked at its range yet."""
     added = _added(eqn)
     assert added is not None
     x, index, rows = added
     many, width = x.shape[0], product(x.shape[1:])
-    if index in wrapped:
-        index = aten.where(aten.lt(index, 0), aten.add(index, many), index)
-    places, order = aten.sort(index, stable=True)
+    wrapped = aten.where(aten.lt(index, 0), aten.add(index, many), index) if wraps else index
+    places, order = aten.sort(wrapped, stable=True)
+    if check:
+        lowest = aten.amin(index) if wraps and eqn.opname == "index_add" else aten.select(places, 0, 0)
+        within = aten.logical_and(aten.ge(lowest, 0), aten.lt(aten.select(places, 0, -1), many))
+        emit(torch.ops.aten._assert_async.msg, within, f"{eqn.opname}: index out of range")
     numbers = aten.arange(many + 1, dtype=index.dtype, device=index.tensor.device)
     starts = aten.searchsorted(places, numbers)
     flat = aten.reshape(rows, [rows.shape[0], width])

@@ -7,6 +7,7 @@ the next reads, an input that two kernels read. They do not grow where a kernel 
 (into sums over the outer dimensions), compute something expensive again, or hold too many buffers. A kernel that
 reduces along its rows may sum over the rows beside that (it *walks*), if the compiler has such kernels. What is
 computed from such sums, an optimizer's update say, is small and waits until the sums that read the same are together.
+Small groups that read parts of one value, such as rows that a loop takes one by one, are one kernel: a launch is dear.
 `products` says what a matrix product takes along.
 """
 
@@ -45,6 +46,7 @@ FEW = 8  # points of something large, for each of something small, from which on
 MANY = 64  # instructions a point, of what is dear
 REPEATED = 1 << 27  # instructions, over all points, that take a GPU longer than a launch
 OTHERS_FIRST = "other sums over outer dimensions that read the same come first"
+SMALL = 1 << 12  # points that are computed in less time than a launch takes, on any machine
 SHORT_ROW = 1 << 13  # elements of an only row that one program reduces beside what is made of it
 
 
@@ -99,6 +101,7 @@ class _Fusion:
         self._merge_readers()
         self.late = True
         self._merge_edges()
+        self._merge_parts()
         self._sink_casts()
         self._sink_from_windows()
         return list(self._regions())
@@ -154,6 +157,20 @@ class _Fusion:
                         g = self.groups.of[i]
                 seen.append(i)
 
+    def _merge_parts(self) -> None:
+        """Small groups that read parts of one value: a launch takes longer than what any of them computes."""
+        for v in self.flow.readers:
+            if (maker := self.flow.maker.get(v)) is not None and self.kinds[maker] == VIEW:
+                continue
+            open_: dict[int, int] = {}  # number of points -> an equation of the group that takes others in
+            for i in filter(self.flow.computes, self.flow.read_by(v)):
+                work = self.work[self.groups.of[i]]
+                if work.points > SMALL or work.reduces or work.products:
+                    continue
+                one, two = self.groups.of[open_.setdefault(work.points, i)], self.groups.of[i]
+                if one != two and not self._try(one, two, beside=True):
+                    open_[work.points] = i
+
     def _alike(self, points: int, a: int, b: int) -> bool:
         one, two = self.work[a], self.work[b]
         same = (one.rows == two.rows and one.outer == two.outer) or one.walks_with(two) or two.walks_with(one)
@@ -166,7 +183,7 @@ class _Fusion:
                 continue
             source, own = self.flow.maker.get(eqn.inputs()[0]), self.groups.of[i]
             views = self.flow.views_of(eqn.out)
-            shown = (eqn.out, *(self.trace.equations[j].out for j in views))
+            shown = {eqn.out, *(v for j in views for v in self.trace.equations[j].results())}
             readers = {self.groups.of[r] for r in self.flow.read_by(eqn.out)}
             if source is None or self.groups.of[source] != own or len(readers) != 1 or own in readers:
                 continue

@@ -11,9 +11,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from tessera.ir.alias import FUNCTIONAL_OVER, written_by
+from tessera.ir.alias import FUNCTIONAL, FUNCTIONAL_OVER, KEEP_GRAD, written_by
+from tessera.ir.dist import OVER, Collective, is_collective, joins
 from tessera.ir.equation import Equation, Special, Value, values_in
+from tessera.ir.layouts import can_view
 from tessera.ir.schema import DROPOUTS, Schema, schema_of
+from tessera.ir.strides import LAID_OUT
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.views import MAY_COPY, UNANNOTATED
@@ -71,14 +74,24 @@ def shared_by(eqn: Equation) -> list[Value]:
             return [targets[i] for i in eqn.args[1]]  # type: ignore[attr-defined]
         if op is ONCE:
             return values_in(eqn.args[:1])
-        known = op.namespace == "tessera" and op.name in ("keep_grad", "functional")
-        return [] if known else eqn.inputs()
+        if op is KEEP_GRAD:  # a copy only until derivatives are known: then it is what it was given
+            return values_in(eqn.args[1:2])
+        if isinstance(op, Collective):
+            return eqn.inputs()[:1] if _same_memory(eqn) else []
+        return [] if op is FUNCTIONAL else eqn.inputs()
     kind = _kind(op)
     if kind == "fresh":
         return []
     if kind == "any":
         return [] if _computes(eqn) else eqn.inputs()
     return _annotated(eqn, schema_of(op))
+
+
+def _same_memory(eqn: Equation) -> bool:
+    """Collectives give new tensors, but for a sum that is written over its operand, and a wait that copies nothing."""
+    if is_collective(eqn, "wait"):
+        return not joins(str(eqn.args[2]), eqn.args[3:])
+    return is_collective(eqn, "begin") and OVER in eqn.args
 
 
 def _annotated(eqn: Equation, schema: Schema) -> list[Value]:
@@ -140,8 +153,17 @@ def _region(eqn: Equation, body: Trace, memory: Roots) -> None:
 def _maybe_fresh(eqn: Equation) -> bool:
     """Shares memory or allocates, as its arguments have it: its result is a root too."""
     if isinstance(eqn.op, Special):
-        return True
-    return eqn.opname in MAY_COPY or _kind(eqn.op) == "any"
+        plain = is_collective(eqn, "begin", "wait") and eqn.inputs()[0].type.shape == eqn.out.type.shape  # type: ignore[union-attr]
+        return not plain and eqn.op is not LAID_OUT  # that copies where a library broke its word
+    if eqn.opname in MAY_COPY:
+        return not _certain_view(eqn)
+    return _kind(eqn.op) == "any"
+
+
+def _certain_view(eqn: Equation) -> bool:
+    types = [v.type for v in (*eqn.inputs()[:1], *eqn.results()[:1])]
+    known = all(isinstance(n, int) for t in types if isinstance(t, TensorType) for n in (*t.shape, *t.stride))
+    return known and len(types) == 2 and can_view(*types)  # type: ignore[arg-type]
 
 
 def always_view(op: OpOverload) -> bool:

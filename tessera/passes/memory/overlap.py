@@ -3,9 +3,9 @@
 In: one rank's program in its final order. Out: the same equations, with every exchange as a pair: `begin` stands as
 early as its operand is there, `wait` just before the first reader. Along each axis gathers, sums and others are queues,
 each begun in the order of the program, so that a gather does not wait for a gradient that is not made yet. What of
-gathers has been begun and nobody has read holds at most two of the largest results. Sums hold two of the largest
-operands: where one more comes, the oldest is waited for, since its operand takes more memory than its result. Pieces
-that are permuted were one value before.
+gathers has been begun and nobody has read holds at most two of the largest results, and where most memory is used no
+more than one. Sums hold two of the largest operands: where one more comes, the oldest is waited for, since its operand
+takes more memory than its result; so is one that is there for certain. Pieces that are permuted were one value before.
 
 Behind the last product nothing hides an exchange. What stands there and leads to one, such as an update of weights that
 are gathered again, moves up to where all that it reads is there; a sum that it reads is waited for once products of
@@ -16,20 +16,22 @@ program alone decides, so all ranks decide alike.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
-from tessera.ir.dist import EXCHANGES, ROWS, Collective, axis_in, bytes_sent, is_collective, on
+from tessera.ir.dist import EXCHANGES, OVER, ROWS, Collective, axis_in, bytes_sent, is_collective, on
 from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.mode import mode_of
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_hint
+from tessera.ir.types import TensorType, contiguous_strides, size_hint
 from tessera.ops.op import flops
+from tessera.passes.memory.alias import roots, shown
+from tessera.passes.memory.schedule import live_bytes
 
 
 def overlap(trace: Trace, room: int | None = None) -> Trace:
@@ -37,13 +39,15 @@ def overlap(trace: Trace, room: int | None = None) -> Trace:
     exchanges = [e for e in trace.equations if is_collective(e, *PAIRED)]
     if not exchanges:
         return trace
-    return trace.with_(equations=tuple(_Order(trace, exchanges, room).run()))
+    levels = [during for during, _ in live_bytes(trace)]
+    return trace.with_(equations=tuple(_Order(trace, exchanges, room, levels).run()))
 
 
 PAIRED = (*EXCHANGES, ROWS)
 GATHERS, SUMS = ("all_gather",), ("reduce_scatter", "all_reduce")
 PRODUCT = 32  # operations an element that is read or made: what has more hides something
 BOX, FAST, SLOW = 8, 2_200, 20_000  # ranks in a box; operations in the time of a byte inside of it, and between boxes
+PAUSE = 3e10  # operations in the time that the smallest exchange takes, for certain
 EARLY = 4  # times as long as it takes: what a gather needs between something urgent and its reader
 LITTLE = 1 << 20  # bytes that may live until the end, for what is computed there
 
@@ -99,6 +103,19 @@ def _aside(trace: Trace, products: Collection[int]) -> set[int]:
     return found
 
 
+def _own(trace: Trace, exchanges: list[Equation]) -> set[Value]:
+    """Operands of exchanges that only those read, and whose memory, all of it, nobody else sees."""
+    of, readers = roots(trace), Counter(v for eqn in trace.equations for v in eqn.inputs())
+    seen = Counter(root for v in of for root in of[v])
+    given = shown([*trace.results(), *trace.mutations.values()], of)
+    operands = {x for e in exchanges if readers[x := e.inputs()[0]] == 1 and of[x] == {x} and seen[x] == 1}
+    return {x for x in operands - given - {*trace.inputs, *trace.constants} if _dense(x)}
+
+
+def _dense(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and tuple(v.type.stride) == contiguous_strides(v.type.shape)
+
+
 def _tensors(eqn: Equation) -> list[Value]:
     return [v for v in (*eqn.inputs(), *eqn.results()) if isinstance(v.type, TensorType)]
 
@@ -122,10 +139,14 @@ class _Queue:
 
 
 class _Order:
-    def __init__(self, trace: Trace, exchanges: list[Equation], room: int | None) -> None:
-        self.trace = trace
+    def __init__(self, trace: Trace, exchanges: list[Equation], room: int | None, levels: list[int]) -> None:
+        self.trace, self.levels = trace, levels
+        gathered = max((e.out.nbytes() for e in exchanges if is_collective(e, *GATHERS)), default=0)
+        self.most = max(levels) + gathered if room is None else float("inf")
+        self.place, self.places = 0, trace.places()
         self.builder = Builder(trace.name, mode_of(trace))
         self.builder.reserve(trace.values())
+        self.own = _own(trace, exchanges)
         self.queues: dict[tuple[str, str], _Queue] = {}
         self.of: dict[Value, _Queue] = {}  # results -> the queue of their exchange
         for e in exchanges:
@@ -160,6 +181,7 @@ class _Order:
 
     def run(self) -> Iterator[Equation]:
         for i, eqn in enumerate(self.trace.equations):
+            self.place = i
             yield from self.begun()
             if is_collective(eqn, *PAIRED) or i in self.done:
                 continue
@@ -221,14 +243,31 @@ class _Order:
                 yield from self.moved_up(self.ready.popleft())
 
     def begun_in(self, queue: _Queue) -> Iterator[Equation]:
-        while queue.begun and self.ends[first := next(iter(queue.begun))] <= self.clock and first in self.units:
+        while queue.begun and self.is_over(queue, first := next(iter(queue.begun))):
             yield self.wait(queue, first)
         while queue.waiting and all(v in self.there for v in queue.waiting[0].inputs()):
             while not queue.fits(queue.waiting[0]) and (queue.sums or self.late.issuperset(queue.begun)):
                 yield self.wait(queue, next(iter(queue.begun)))
-            if not queue.fits(queue.waiting[0]) or self.too_early(queue.waiting[0]):
+            if not queue.fits(queue.waiting[0]) or self.too_early(queue.waiting[0]) or self.too_much(queue.waiting[0]):
                 break
             yield self.begin(queue, queue.waiting.popleft())
+
+    def is_over(self, queue: _Queue, v: Value) -> bool:
+        """Somebody behind the last product waits for it, and it should be there; or it is a sum that is there for
+        certain, whose operand need not live on."""
+        certain = self.ends[v] + taken(self.results[v]) + PAUSE
+        return (v in self.units and self.ends[v] <= self.clock) or (queue.sums and certain <= self.clock)
+
+    def too_much(self, eqn: Equation) -> bool:
+        """Until it is read, its result would live beside as much as ever lives at once, and one gathered more."""
+        if not is_collective(eqn, *GATHERS) or eqn.out in self.late:
+            return False
+        until, size = self.places[eqn.out], eqn.out.nbytes()
+        if max(self.levels[self.place : until], default=0) + size > self.most:
+            return True
+        for i in range(self.place, until):
+            self.levels[i] += size
+        return False
 
     def too_early(self, eqn: Equation) -> bool:
         """Something that is read at once comes first along the axis, and leaves time enough for this gather."""
@@ -271,7 +310,7 @@ class _Order:
         return self.pending.pop(v)
 
     def begin(self, queue: _Queue, eqn: Equation) -> Equation:
-        begin, self.pending[eqn.out] = paired(self.builder, eqn)
+        begin, self.pending[eqn.out] = paired(self.builder, eqn, eqn.inputs()[0] in self.own)
         axis = axis_in(eqn.args[1:])
         self.free[axis] = self.ends[eqn.out] = max(self.free.get(axis, 0.0), self.clock) + taken(eqn)
         queue.begun[eqn.out] = None
@@ -288,11 +327,14 @@ def taken(eqn: Equation) -> float:
     return bytes_sent(eqn) * (FAST if inside else max(FAST, SLOW / max(1, BOX // step)))
 
 
-def paired(builder: Builder, eqn: Equation) -> tuple[Equation, Equation]:
-    """An exchange as what begins it and what waits for it."""
+def paired(builder: Builder, eqn: Equation, own: bool = False) -> tuple[Equation, Equation]:
+    """An exchange as what begins it and what waits for it. `own`: nobody else sees its operand's memory, so a sum may
+    be written over it."""
     op = eqn.op
     assert isinstance(op, Collective)
     x, *args = eqn.args
+    if own and op.name == "all_reduce":
+        args = [*args, *("sum",) * (len(args) == 1), OVER]
     named = (x, op.name, *args)
     type_ = fake.infer(on(op.mesh).begin, named, {}, builder.mode)
     assert isinstance(type_, TensorType)

@@ -1,9 +1,10 @@
 """Writes over dead values.
 
 In: a trace in its final order. Out: the same program, where an elementwise operator writes over its first argument, and
-a region on a CPU over an argument that its kernel reads only where it writes (see `region_writes`), if
-that argument is memory of the program's own which nothing reads afterwards. On a CPU fresh memory is dear: its pages
-may have to be made first, and its lines are not in the caches. On a GPU it comes from a pool.
+a region over an argument that its kernel reads only where it writes (see `region_writes`), if that argument is memory
+of the program's own which nothing reads afterwards. Argument and result are then never held at once, which is where
+many programs need the most memory. On a CPU fresh memory is dear besides: its pages may have to be made first, and its
+lines are not in the caches.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Reuse:
     def region(self, eqn: Equation, index: int) -> list[Equation] | None:
         """The region with results written over dead arguments; one of another shape is a view of its argument."""
         offers = offers_of(eqn)
-        if not offers or None in eqn.outputs or eqn.results()[0].tensor.device.type != "cpu":
+        if not offers or None in eqn.outputs:
             return None
         places: dict[int, int] = {}
         views: list[Equation] = []
@@ -88,8 +89,8 @@ class _Reuse:
         memory = self.memory(target)
         if not memory or any(root in self.held or self.last[root] > index for root in memory):
             return False
-        if result in self.held and not all(root is target or _as_large(root.tensor, result.tensor) for root in memory):
-            return False  # the caller would hold more memory than it sees
+        if not all(root is target or _as_large(root.tensor, result.tensor) for root in memory):
+            return False  # whoever holds the result would hold more memory than it sees
         return all(v is target or self.memory(v).isdisjoint(memory) for v in others)
 
     def take(self, result: Value, target: Value, index: int) -> None:

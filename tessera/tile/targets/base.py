@@ -37,6 +37,15 @@ class ByAddress(Protocol):
 
 
 @runtime_checkable
+class AtAddresses(Protocol):
+    """A compiled kernel that can be launched by addresses on a device of this number, once it has been called."""
+
+    def at(self, device: int, addresses: Sequence[int], sizes: tuple[int, ...] = ()) -> bool:
+        """False: nothing happened, and it has to be called."""
+        ...
+
+
+@runtime_checkable
 class Ahead(Protocol):
     """A compiled kernel that can be made ready in the background, before it is first called."""
 

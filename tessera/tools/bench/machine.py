@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from rich.table import Table
 
+import tessera
 from tessera.machines import Machine, machine_of
 from tessera.machines.describe import figure_text
 from tessera.machines.here import with_figures
@@ -24,6 +26,8 @@ from tessera.tile.targets import target_for
 from tessera.tools.bench.core import Say
 from tessera.tools.bench.report import Outcome
 
+LONG = 1.0  # seconds, after which a GPU's clock has settled
+AGAIN = 20  # calls in a row, of what takes milliseconds
 CALLS = 200  # in a row, of what takes microseconds
 SHARED = 1 << 16  # elements: what two threads of PyTorch divide
 Figures = Iterator[tuple[str, float]]
@@ -56,6 +60,13 @@ def compute(device: torch.device, known: Machine) -> Figures:
         yield "matrix.bfloat16", product_rate(device, torch.bfloat16, side)
 
 
+def sustained(device: torch.device, known: Machine) -> Figures:
+    """What a training step of a large model can count on: large products for a second, and attention."""
+    if device.type == "cuda":
+        yield "sustained.bfloat16", products(device, torch.bfloat16, 16384, 4096, 14336)
+        yield from attention(device, torch.bfloat16, 2, 32, 8, 8192, 128).items()
+
+
 def host(device: torch.device, known: Machine) -> Figures:
     x, y = torch.ones(16, device=device), torch.ones(16, device=device)
     yield "call", _host_seconds(lambda: torch.add(x, x, out=y), device)
@@ -65,7 +76,41 @@ def host(device: torch.device, known: Machine) -> Figures:
         yield "fork", _fork(device)
 
 
-SECTIONS: dict[str, Callable[[torch.device, Machine], Figures]] = {"memory": memory, "compute": compute, "host": host}
+SECTIONS: dict[str, Callable[[torch.device, Machine], Figures]] = {
+    "memory": memory,
+    "compute": compute,
+    "sustained": sustained,
+    "host": host,
+}
+
+
+def products(device: torch.device, dtype: torch.dtype, rows: int, width: int, hidden: int) -> float:
+    """Multiplications and additions a second of a layer's product, for about a second: power limits the clock then."""
+    x, w = (torch.randn(n, width, device=device).to(dtype) for n in (rows, hidden))
+    flops = 2 * rows * width * hidden
+    once = seconds(lambda: F.linear(x, w), device)
+    return flops / seconds(lambda: F.linear(x, w), device, max(1, int(LONG / once)), turns=1)
+
+
+def attention(
+    device: torch.device, dtype: torch.dtype, rows: int, heads: int, kv_heads: int, length: int, head: int
+) -> dict[str, float]:
+    """Causal attention as programs run it, forward and backward."""
+    shapes = [(rows, n, length, head) for n in (heads, kv_heads, kv_heads)]
+    q, k, v = (torch.randn(shape, device=device).to(dtype).requires_grad_() for shape in shapes)
+    cotangent = torch.randn_like(q)
+    attend = tessera.jit(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+    flops = 2.0 * rows * heads * length * length * head  # two products, of which the mask leaves half
+
+    def both() -> None:
+        torch.autograd.grad(attend(q, k, v), (q, k, v), cotangent)
+
+    def forward() -> None:
+        with torch.no_grad():
+            attend(q, k, v)
+
+    ahead, whole = (seconds(call, device, AGAIN, turns=3) for call in (forward, both))
+    return {"attention.forward": flops / ahead, "attention.backward": 2.5 * flops / (whole - ahead)}
 
 
 def outcome(args: Namespace, say: Say) -> Outcome:

@@ -3,8 +3,8 @@
 A kernel with symbols has variants: offsets of 32 or 64 bits, and a loop along the reduced axis where it does not fit
 into the schedule's one block. Which one a call needs follows from the symbols alone, so the decision is kept per
 symbols. Triton compiles a variant when it first runs, or ahead of that where the sizes are known. After that, a call
-with the same symbols on the same device with the same alignment of pointers takes the short way (`direct`); every other
-call goes the ordinary way.
+with the same symbols on the same device with the same alignment of addresses takes the short way (`direct`); every
+other call goes the ordinary way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.pair import Pair, read_scratch
 from tessera.tile.targets.triton import ahead, direct, shim
 from tessera.tile.targets.triton.bulk import Bulk
-from tessera.tile.targets.triton.direct import Direct
+from tessera.tile.targets.triton.direct import Alignment, Direct, alignment
 from tessera.tile.targets.triton.emit import Options
 from tessera.tile.targets.triton.halves import halves, in_two, schedules
 from tessera.tile.targets.triton.layout import layout, needs_wide
@@ -115,8 +115,8 @@ class Launcher:
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
         self._needs: dict[tuple[int, ...], Needs] = {}
         self._plans: dict[tuple[int, ...], tuple[Variant, int]] = {}
-        self._ready: dict[tuple, Callable[..., None]] = {}
-        self._direct: dict[tuple[int, tuple[int, ...]], Direct] = {}
+        self._ready: dict[tuple[int, tuple[int, ...], Alignment], Callable[..., None]] = {}
+        self._direct: dict[tuple[int, tuple[int, ...], Alignment], Direct] = {}
         self._compiling: Future | None = None
 
     @functools.cached_property
@@ -160,13 +160,16 @@ class Launcher:
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
         sizes = tuple(symbols)
-        known = self.direct(tensors[0].get_device(), sizes)
-        if known is None or not known([t.data_ptr() for t in tensors]):
+        if not self.at(tensors[0].get_device(), [t.data_ptr() for t in tensors], sizes):
             self._ordinary(tensors, sizes)
 
-    def direct(self, device: int, sizes: tuple[int, ...]) -> Direct | None:
+    def at(self, device: int, addresses: Sequence[int], sizes: tuple[int, ...] = ()) -> bool:
+        known = self.direct(device, sizes, alignment(addresses))
+        return known is not None and known(addresses)
+
+    def direct(self, device: int, sizes: tuple[int, ...], aligned: Alignment) -> Direct | None:
         """What launches by addresses, once that is known."""
-        return self._direct.get((device, sizes))
+        return self._direct.get((device, sizes, aligned))
 
     def _ordinary(self, tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> None:
         plan = self._plans.get(sizes)
@@ -175,21 +178,15 @@ class Launcher:
         variant, programs = plan
         if programs == 0:
             return
-        pointers = 0
-        for t in tensors:
-            pointers |= t.data_ptr()
-        if pointers & 15 and variant.bulk:  # bulk copies need all pointers to be aligned
+        aligned = alignment([t.data_ptr() for t in tensors])
+        if aligned and variant.bulk:  # bulk copies need all of them to be aligned
             variant = self._variant_for(replace(self.needed(sizes), bulk=False))
-        options = {"num_warps": variant.warps, "num_stages": variant.stages}
         if not tensors[0].is_cuda:
+            options = {"num_warps": variant.warps, "num_stages": variant.stages}
             variant.function[(programs,)](*variant.arguments(tensors, sizes), **options)
             return
         device = tensors[0].device.index
-        if pointers & 15:  # Triton tells apart which pointers are aligned
-            with torch.cuda.device(device):
-                variant.function[(programs,)](*tensors, *sizes, **options)
-            return
-        ready = self._ready.get((device, sizes))
+        ready = self._ready.get((device, sizes, aligned))
         if ready is None:
             ready = self._prepare(device, variant, programs, tensors, sizes)
         ready(tensors, sizes)
@@ -287,9 +284,10 @@ class Launcher:
         if len(self._ready) >= REMEMBERED:
             self._ready.clear()
             self._direct.clear()
-        self._ready[device, sizes] = launch
+        key = (device, sizes, alignment([t.data_ptr() for t in tensors]))
+        self._ready[key] = launch
         if known is not None:
-            self._direct[device, sizes] = known
+            self._direct[key] = known
         return launch
 
 
@@ -349,21 +347,27 @@ class Halves(Pair[Launcher]):
         self._pieces: dict[tuple[int, ...], tuple[int, list[int]]] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
-        sizes, device = tuple(symbols), tensors[0].get_device()
-        first, second = self.first.direct(device, sizes), self.second.direct(device, sizes)
-        if first is None or second is None or direct.current_device() != device:
+        sizes = tuple(symbols)
+        if not self.at(tensors[0].get_device(), [t.data_ptr() for t in tensors], sizes):
             super().__call__(tensors, sizes)
-            return
+
+    def at(self, device: int, addresses: Sequence[int], sizes: tuple[int, ...] = ()) -> bool:
         known = self._pieces.get(sizes)
         total, offsets = self._places(sizes) if known is None else known
+        aligned = alignment(addresses)
+        if aligned:
+            aligned += (True,) * len(offsets)
+        first, second = self.first.direct(device, sizes, aligned), self.second.direct(device, sizes, aligned)
+        if first is None or second is None or direct.current_device() != device:
+            return False
         scratch = direct.empty_cuda((total,), (1,), torch.uint8)
         base = scratch.data_ptr()
-        pointers = [t.data_ptr() for t in tensors]
-        pointers += [base + offset for offset in offsets]
-        if not first(pointers):
-            super().__call__(tensors, sizes)
-        elif not second(pointers):
+        every = [*addresses, *[base + offset for offset in offsets]]
+        if not first(every):
+            return False
+        if not second(every):
             raise RuntimeError(f"{self.second.name}: expected to be launched as {self.first.name} was")
+        return True
 
     def _places(self, sizes: tuple[int, ...]) -> tuple[int, list[int]]:
         """Bytes of scratch memory, and where each buffer starts."""

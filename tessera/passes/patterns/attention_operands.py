@@ -1,0 +1,68 @@
+"""Attention reads its operands where they lie.
+
+In: a trace. Out: the same program, where on a GPU attention no longer reads queries, keys and values that were copied
+for it alone. Models write `x.view(…).transpose(1, 2).contiguous()`; every fused kernel takes heads that lie beside each
+other, as a linear layer wrote them. What attention gives lies as its queries do, so the copy behind it goes too, and
+the gradients' copies.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from tessera.ir.builder import aten
+from tessera.ir.equation import Equation, Value
+from tessera.ir.relayout import Relayout
+from tessera.ir.trace import Trace
+from tessera.ir.types import overlaps_itself
+from tessera.torch_internals.operators import aten_name
+
+ATTENTION = "scaled_dot_product_attention"
+DEVICES = ("cuda",)
+DTYPES = (torch.float16, torch.bfloat16)  # those of the fused kernels that take any strides
+ALIGNED = 16  # bytes: what kernels load at a time
+
+
+def attention_operands(trace: Trace) -> Trace:
+    """Leave out copies that only attention reads."""
+    users, results = trace.users(), set(trace.results())
+    copies = {
+        eqn.out
+        for eqn in trace.equations
+        if _copies(eqn)
+        and eqn.out not in results
+        and all(_is_operand(eqn.out, user) for user in users.get(eqn.out, ()))
+    }
+    if not copies:
+        return trace
+    rewrite = Relayout(trace)
+    for eqn in rewrite:
+        moved = rewrite.moved(eqn)
+        if copies.intersection(eqn.results()) or (moved and _copies_nothing(eqn)):
+            rewrite.write(eqn, partial(aten.alias, eqn.args[0]))
+        elif moved:
+            rewrite.type_again(eqn)
+    return rewrite.finish()
+
+
+def _copies(eqn: Equation) -> bool:
+    """Does it copy what fused kernels can read as it lies?"""
+    if eqn.opname not in ("contiguous", "clone") or not isinstance(x := eqn.args[0], Value):
+        return False
+    t = x.tensor
+    if t.ndim != 4 or t.is_symbolic or t.device.type not in DEVICES or t.dtype not in DTYPES:
+        return False
+    apart = all(step * t.dtype.itemsize % ALIGNED == 0 for step in (*t.stride[:-1], t.shape[-1]))
+    return t.stride[-1] == 1 and apart and not overlaps_itself(t.shape, t.stride)
+
+
+def _is_operand(v: Value, reader: Equation) -> bool:
+    """Is it a query, a key or a value, and nothing else?"""
+    return aten_name(reader.op) == ATTENTION and v in reader.args[:3] and v not in reader.args[3:]
+
+
+def _copies_nothing(eqn: Equation) -> bool:
+    x = eqn.args[0] if eqn.opname == "contiguous" and len(eqn.args) == 1 and not eqn.kwargs else None
+    return isinstance(x, Value) and x.tensor.is_row_major
