@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tessera.torch_internals.dynamo import config, guard_same_objects
 from tessera.torch_internals.lookup import VERSION, owner_of, symbol
+from tessera.torch_internals.padded_encoder import translator, with_padding
 
 _WHY = "gradients of an autograd.Function under Dynamo"
 _function = owner_of("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply", _WHY)
@@ -37,6 +38,7 @@ def correct_dynamo() -> None:
     _replace(_context, "call_method", _with_fixed_results)
     _replace(_guards, "EMPTY_NN_MODULE_HOOKS_DICT", _with_hooks_of_arguments)
     _replace(_effects, "codegen_hooks", _with_renewed_histories)
+    _replace(translator, "inline_user_function_return", with_padding)
 
 
 def _replace(owner: Any, name: str, correct: Callable[[Callable], Callable]) -> None:
