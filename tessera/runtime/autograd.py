@@ -59,7 +59,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     """
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
     in_order, unsaved, whole = not numbers, plan.unsaved, len(tensors) + len(numbers)
-    restore = restoring(tensors, numbers, plan.own)
+    restore = restoring(tensors, numbers, plan.own, bool(unsaved))
 
     def some_alone(missing: set[int]) -> bool:
         """Whether something is computed of a missing cotangent. Zeros do in its place where they are only added."""

@@ -286,8 +286,8 @@ def edges(inputs: Sequence[Value]) -> tuple[int, ...]:
 
 
 def _influences(joint: Joint, split: Split, given: tuple[Given, ...]) -> set[Value]:
-    """What the saved values depend on: gradients change with it."""
-    influences = {v for v in split.saved if _floats(v)}
+    """What the saved values depend on: gradients change with it. What they are tied to counts, too."""
+    influences = {*joint.tied, *(v for v in split.saved if _floats(v))}
     _add_operands(influences, joint.trace)
     _add_operands(influences, split.forward)
     for one in reversed(given):
