@@ -102,6 +102,7 @@ def bridge_of(
         numbers,
         tuple(inputs.get(v, -1) for v in split.saved),
         tuple(inputs[v] for v in joint.wrt if v not in saved and v in influences),
+        _lent(joint, saved),
         _reached(joint),
         _cut(joint),
         edges(captured.trace.inputs),
@@ -109,6 +110,13 @@ def bridge_of(
         _contiguous(joint),
         _shares(split, len(results), tensors, set(inputs)),
     )
+
+
+def _lent(joint: Joint, saved: set[Value]) -> tuple[int, ...]:
+    """Tensors without a gradient that the program neither saves nor writes."""
+    held = {*saved, *joint.wrt, *joint.trace.mutations}
+    own = joint.trace.inputs[: len(joint.trace.inputs) - len(joint.pulled)]
+    return tuple(i for i, v in enumerate(own) if isinstance(v.type, TensorType) and v not in held)
 
 
 def _shares(
