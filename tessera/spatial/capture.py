@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.export import ExportedProgram
 
-import tessera.spatial.importer.forms  # noqa: F401  (declares them)
+import tessera.spatial.importer.forms
+import tessera.spatial.importer.windows  # noqa: F401  (they declare them)
 from tessera.frontends.export import capture_export
 from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
