@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import tessera
 from tessera.machines.find import spatial_machine
 from tessera.spatial.errors import MapError
 from tessera.spatial.map import map_onto
@@ -123,6 +124,33 @@ def test_a_model_without_a_weight_to_cut_runs_on_the_cores_of_several_large_chip
     torch.manual_seed(0)
     assert len(spatial_machine("lpx").cores()) * 4 > 100
     same(nn.Sequential(nn.Linear(13, 7), nn.Tanh(), nn.Linear(7, 3)), torch.randn(5, 13), machine="lpx", chips=2)
+
+
+def test_models_from_files(tmp_path):
+    """An ONNX file, and an artifact whose cache is a state."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(12, 20), nn.GELU(), nn.LayerNorm(20)).eval(), torch.randn(5, 12)
+    pytest.importorskip("onnx")
+    tessera.onnx.export(model, (x,), tmp_path / "m.onnx")
+    same(tessera.onnx.load(tmp_path / "m.onnx"), x, machine="toy")
+    tessera.export(model, (x,), tmp_path / "m.tess")
+    same(tessera.load(tmp_path / "m.tess"), x, machine="toy")
+
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(6, 4))
+
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            self.rows[at] = x
+            return self.rows * 2
+
+    given = torch.randn(1, 4), torch.tensor([-2])
+    tessera.export(Cache(), given, tmp_path / "c.tess")
+    program = map_onto(tessera.load(tmp_path / "c.tess"), *given, machine="toy")
+    ran = simulate(program, *given)
+    assert torch.equal(ran.output[4], 2 * given[0][0])
+    assert torch.equal(simulate(program, given[0], torch.tensor([1]), state=ran.state).output[4], 2 * given[0][0])
 
 
 def test_sizes_that_depend_on_data_and_too_many_pairs_are_refused():
