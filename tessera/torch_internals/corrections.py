@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tessera.torch_internals.dynamo import config, guard_same_objects
 from tessera.torch_internals.lookup import VERSION, owner_of, symbol
+from tessera.torch_internals.padded_encoder import translator, with_padding
 
 _WHY = "gradients of an autograd.Function under Dynamo"
 _function = owner_of("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply", _WHY)
@@ -48,6 +49,7 @@ def correct_dynamo() -> None:
     # It takes every file that it traces apart to name functions, and times guards after it has emptied the caches.
     _replace(_names, "get_funcname", _if_logged(None, _trace_log, _source_log))
     _replace(_latency, "profile_guard_manager", _if_logged(0.0, _guards_log))
+    _replace(translator, "inline_user_function_return", with_padding)
 
 
 def _replace(owner: Any, name: str, correct: Callable[[Callable], Callable]) -> None:

@@ -120,8 +120,8 @@ def name(rng, of, page, listing):
     return replace(of, action=replace(of.action, **{field: replace(ref, name=other)})) if other else None
 
 
-def part(rng, of, page, listing):
-    """One row more, one less, or one further."""
+def _index(of: t.Instruction, page: t.CorePage) -> tuple[str, t.Ref, list[t.Span | int]] | None:
+    """What an action writes or sends, with a span or a place for every dimension."""
     field = _first(of.action)
     ref = getattr(of.action, field)
     buffer = next((buffer for buffer in page.buffers if buffer.name == ref.name), None)
@@ -129,13 +129,38 @@ def part(rng, of, page, listing):
         return None
     full = [t.Span(0, size) for size in buffer.type.shape]
     index = [of if isinstance(of, t.Span | int) else all_ for of, all_ in zip(ref.index, full, strict=False)]
-    index += full[len(index) :]
+    return field, ref, index + full[len(index) :]
+
+
+def part(rng, of, page, listing):
+    """One row more or one less; of what is written, also one further."""
+    if (found := _index(of, page)) is None:
+        return None
+    field, ref, index = found
     place = rng.randrange(len(index))
     if isinstance(span := index[place], int):
         index[place] = max(0, span + rng.choice((-1, 1)))
+        same = True
     else:
         low, high = max(0, span.start + rng.choice((-1, 0, 1))), span.stop + rng.choice((-1, 0, 1))
         index[place] = t.Span(low, max(low + 1, high), span.step)
+        same = high - low == span.stop - span.start
+    if field == "value" and same:
+        return None  # that is `elsewhere`
+    return replace(of, action=replace(of.action, **{field: replace(ref, index=tuple(index))}))
+
+
+def elsewhere(rng, of, page, listing):
+    """What is sent comes from a part of the same size that begins one further or one before."""
+    if (found := _index(of, page)) is None or found[0] != "value":
+        return None
+    field, ref, index = found
+    place, by = rng.randrange(len(index)), rng.choice((-1, 1))
+    match index[place]:
+        case int(at):
+            index[place] = max(0, at + by)
+        case t.Span(low, high, each):
+            index[place] = t.Span(low + by, high + by, each) if low + by >= 0 else t.Span(low, high, each)
     return replace(of, action=replace(of.action, **{field: replace(ref, index=tuple(index))}))
 
 
@@ -189,12 +214,13 @@ def source(rng, of):
 
 INSTRUCTIONS = [
     start, far, duration, unit, port, port_more, port_less, hop, target_core, adds, swapped_operands, name, part,
-    turned, dropped, doubled,
+    elsewhere, turned, dropped, doubled,
 ]  # fmt: skip
 BUFFERS = [address, size, row_short, dtype, lifetime, source]
 # These may give another program that is as good as the first and means something else: the judges must agree, no more.
-# Another type between two expressions is another rounding.
-OTHER_MEANING = ("turned", "swapped_operands", "name", "dtype")
+# Another type between two expressions is another rounding; sending columns 15 to 31 of a tile that is all written breaks
+# no rule where columns 16 to 32 were meant.
+OTHER_MEANING = ("turned", "swapped_operands", "name", "dtype", "elsewhere")
 KINDS = [of.__name__ for of in (*INSTRUCTIONS, *BUFFERS)] + ["end", "swapped times", "page dropped", "machine"]
 
 
