@@ -170,9 +170,9 @@ def _schema(wanted: object) -> str:
         schema = json.loads(_bounded("json_schema", text))
         if not isinstance(schema, dict):
             raise GuideError(f"json_schema: expected an object, got {text:.80}")
-        for what, found, most in (("properties", counted(schema), PROPERTIES), ("levels", levels(schema), LEVELS)):
-            if found > most:
-                raise GuideError(f"json_schema: expected at most {most} {what}, got {found}")
+        for what, count, most in (("properties", counted(schema), PROPERTIES), ("levels", levels(schema), LEVELS)):
+            if count > most:
+                raise GuideError(f"json_schema: expected at most {most} {what}, got {count}")
         if not has_end(schema):
             raise GuideError("json_schema: no value satisfies it: what it requires requires itself again, without end")
     except RecursionError:

@@ -109,16 +109,16 @@ class Reader:
         return value
 
     def settings(self) -> Message:
-        found: Message = {}
+        given: Message = {}
         for name, (ours, right) in _settings(self.limits).items():
             if (value := self.take(name, right)) is not None:
-                found[ours] = value
-        found["stop"] = self._stops()
+                given[ours] = value
+        given["stop"] = self._stops()
         most = self.limits.bias
-        found["stop_tokens"] = self.take("stop_token_ids", _tokens(most), f"a list of at most {most} tokens") or []
+        given["stop_tokens"] = self.take("stop_token_ids", _tokens(most), f"a list of at most {most} tokens") or []
         bias = self.take("logit_bias", self._biases, f"at most {self.limits.bias} tokens, each with -100 to 100")
-        found["logit_bias"] = bias or {}
-        return found | self._format()
+        given["logit_bias"] = bias or {}
+        return given | self._format()
 
     def _format(self) -> Message:
         """`response_format`, as `tessera.Sampling` has it. What the grammar itself may be, the engine says."""
@@ -230,7 +230,7 @@ def messages_of(value: object, limits: Limits) -> list[Message]:
     """A conversation as templates take it: every content one text."""
     if not isinstance(value, list) or not value:
         raise BadRequest("messages: expected a list of at least one message", "messages")
-    found, length = [], 0
+    texts, length = [], 0
     for i, one in enumerate(value):
         where = f"messages[{i}]"
         if not isinstance(one, Mapping) or not isinstance(one.get("role"), str):
@@ -245,10 +245,10 @@ def messages_of(value: object, limits: Limits) -> list[Message]:
             at = f"{where}.{unknown[0]}"
             raise BadRequest(f"{at}: expected nothing, since it is not supported", at, code="unknown_parameter")
         length += len(str(content))
-        found.append(given)
+        texts.append(given)
     if length > limits.prompt:
         raise BadRequest(f"messages: expected at most {limits.prompt} characters, got {length}", "messages")
-    return [{"messages": found}]
+    return [{"messages": texts}]
 
 
 def tokens_of(body: object, served: str, limits: Limits) -> Message:

@@ -146,10 +146,10 @@ def throughput(
 
 def graphs(engine: Engine) -> str:
     """How many sizes are replayed, or why none is."""
-    found = engine._programs.graphs
-    if found is None:
+    of_engine = engine._programs.graphs
+    if of_engine is None:
         return "no CUDA graphs"
-    return f"no CUDA graphs: {found.reason}" if found.reason else f"{len(found.captured)} CUDA graphs"
+    return f"no CUDA graphs: {of_engine.reason}" if of_engine.reason else f"{len(of_engine.captured)} CUDA graphs"
 
 
 def allowed(
