@@ -91,7 +91,8 @@ def bridge_of(
     inputs = {v: i for i, v in enumerate(joint.trace.inputs)}
     tensors = tuple(i for i, v in enumerate(split.saved) if isinstance(v.type, TensorType))
     numbers = tuple(i for i, v in enumerate(split.saved) if not isinstance(v.type, TensorType))
-    influences, saved = _influences(joint, split, given), set(split.saved)
+    influences, saved, cut = _influences(joint, split, given), set(split.saved), _cut(joint)
+    wanted = [v for v in joint.wrt if inputs[v] not in cut]
     return Bridge(
         len(results),
         passive,
@@ -101,10 +102,10 @@ def bridge_of(
         tensors,
         numbers,
         tuple(inputs.get(v, -1) for v in split.saved),
-        tuple(inputs[v] for v in joint.wrt if v not in saved and v in influences),
-        _lent(joint, saved),
+        tuple(inputs[v] for v in wanted if v not in saved and v in influences),
+        _lent(joint, {*saved, *wanted}),
         _reached(joint),
-        _cut(joint),
+        cut,
         edges(captured.trace.inputs),
         _merges(joint),
         _contiguous(joint),
@@ -112,9 +113,9 @@ def bridge_of(
     )
 
 
-def _lent(joint: Joint, saved: set[Value]) -> tuple[int, ...]:
-    """Tensors without a gradient that the program neither saves nor writes."""
-    held = {*saved, *joint.wrt, *joint.trace.mutations}
+def _lent(joint: Joint, held: set[Value]) -> tuple[int, ...]:
+    """Tensors that the program does not write, without those that are held anyway."""
+    held = {*held, *joint.trace.mutations}
     own = joint.trace.inputs[: len(joint.trace.inputs) - len(joint.pulled)]
     return tuple(i for i, v in enumerate(own) if isinstance(v.type, TensorType) and v not in held)
 

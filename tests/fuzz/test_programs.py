@@ -126,6 +126,20 @@ def scenario():
     backward(out)
     see(out=out, w=w)
 """
+RECOMPUTES = """
+def program(x):
+    y = x.flip(0)
+    y.sin_()
+    return [x, y[:-1]]
+def scenario():
+    f = compiled(program)
+    x = t(3, seed=154).requires_grad_()
+    out = f(x)
+    with torch.no_grad():
+        out[0].add_(1)
+    backward(out)
+    see(x=x)
+"""
 
 
 @pytest.mark.parametrize(
@@ -135,6 +149,8 @@ def scenario():
         (WRITES_NARROW, "transform", "beyond"),
         (MULTIPLIES_INFINITY, "transform", "beyond"),
         (MULTIPLIES_TWICE, "jit", "merged"),
+        (RECOMPUTES, "tile", "written"),
+        (RECOMPUTES, "jit", "same"),
     ],
 )
 def test_what_is_no_fault_of_ours(text: str, kind: str, outcome: str) -> None:

@@ -78,3 +78,22 @@ def test_what_the_program_writes_is_not_lent() -> None:
     except DoubleBackwardError:
         return
     torch.testing.assert_close(g, torch.autograd.grad(distance(x, made()[1]).sum(), x)[0])
+
+
+@pytest.mark.parametrize("leaf", [False, True])
+def test_an_argument_of_which_only_the_shape_counts(leaf: bool) -> None:
+    """It requires a gradient and gets none."""
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(torch.ones_like(w), x).erf(), w
+
+    def second(f: Callable) -> tuple[Tensor, ...]:
+        x, w = made()
+        w = w.requires_grad_() if leaf else w.requires_grad_() * 1
+        y, _ = f(x, w)
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return g, *torch.autograd.grad(g.square().sum(), (x, w), allow_unused=True)
+
+    ours, eager = second(tessera.jit(f, executors=["aten"], strict=True)), second(f)
+    assert ours[2] is None and eager[2] is None
+    torch.testing.assert_close(ours[:2], eager[:2])
