@@ -6,14 +6,13 @@ In: a model, its arguments, and the sizes that may change. Out: an `ExportedProg
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch.export import Dim, ExportedProgram
-from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
+from tessera.frontends.export_ranges import Sizes, narrower
 from tessera.ir.recurrent import RECURRENT
 from tessera.ir.strides import copied
 from tessera.torch_internals import pytree
@@ -21,9 +20,7 @@ from tessera.torch_internals.exporting import every_line, quiet_guards
 from tessera.torch_internals.operators import made_of
 from tessera.util.errors import CaptureError, OptionError
 
-_RANGE = re.compile(r"(\w+) = Dim\('\1'.*\)")
 _FIXED = "your code specialized it to be a constant"
-_MOST = re.compile(r"Not all values of (\w+) = .* in the specified range (?:(\d+) <= )?\1 <= (\d+) satisfy .* != \3\.")
 
 
 def exported_program(
@@ -56,16 +53,20 @@ def exported_program(
 def _exported(
     module: torch.nn.Module, args: tuple, kwargs: dict, shapes: object, dynamic: object, strict: bool
 ) -> ExportedProgram:
-    narrowed = 0
+    sizes, attempts = Sizes(shapes), 4
     while True:
+        attempts -= 1
         try:
             with torch.no_grad(), made_of(RECURRENT), every_line(), quiet_guards(), _by_name(module, kwargs):
-                return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)  # type: ignore[arg-type]
+                return torch.export.export(
+                    module, args, kwargs, dynamic_shapes=sizes.shapes, strict=strict,  # type: ignore[arg-type]
+                    prefer_deferred_runtime_asserts_over_guards=sizes.deferred,
+                )  # fmt: skip
         except Exception as error:
-            narrower = _narrower(str(error), shapes, dynamic) if narrowed < 2 else None
-            if narrower is None:
+            smaller = narrower(str(error), sizes, dynamic) if attempts else None
+            if smaller is None:
                 raise
-            shapes, narrowed = narrower, narrowed + 1
+            sizes = smaller
 
 
 @contextmanager
@@ -94,24 +95,6 @@ def _by_name(module: torch.nn.Module, kwargs: dict) -> Iterator[None]:
         del module.forward
         if own is not None:
             module.forward = own
-
-
-def _narrower(message: str, shapes: object, dynamic: object) -> object:
-    """Sizes in the ranges that PyTorch suggests, as a table of positions has one; None where it suggests something else
-    than ranges, or a range for a size that the user gave one for. It suggests nothing where only the end of a range is
-    a case of its own, as the whole of that table is."""
-    suggested = message.partition("Suggested fixes:")[2].strip("\n").split("\n\n")[0].splitlines()
-    suggested = suggested or [
-        f"{name} = Dim('{name}', {f'min={low}, ' if low else ''}max={int(most) - 1})"
-        for name, low, most in _MOST.findall(message)
-    ]
-    ranges = [match[1] for line in suggested if (match := _RANGE.fullmatch(line.strip()))]
-    sizes = pytree.tree_leaves(dynamic, is_leaf=lambda x: isinstance(x, tuple) and isinstance(x[0], str))
-    open_ended = {size for size in sizes if isinstance(size, str)}
-    if not ranges or len(ranges) != len(suggested) or not open_ended.issuperset(ranges):
-        return None
-    fixes = "\n".join(["Suggested fixes:", *suggested])
-    return refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)  # type: ignore[arg-type]
 
 
 def _apart(args: tuple, kwargs: dict, module: torch.nn.Module) -> tuple[tuple, dict]:

@@ -5,7 +5,8 @@ What stands on SymPy (`LATE`) is imported when it is first asked for: a program 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,6 +61,19 @@ def sizes_from(env: ShapeEnv, least: int) -> None:
         if value >= least:
             env.constrain_symbol_range(size, least, env.var_to_range[size].upper)
     env._version_counter += 1  # answers that it remembers are those of before
+
+
+@contextmanager
+def new_guards(env: ShapeEnv) -> Iterator[list]:
+    """While inside, conditions on sizes that are taken to hold; they are in the list afterwards, and no longer held."""
+    count, axioms = len(env.guards), dict(env.axioms)
+    found: list = []
+    yield found
+    found += [guard.expr for guard in env.guards[count:]]
+    if found:
+        del env.guards[count:]
+        env.axioms = axioms
+        env._version_counter += 1
 
 
 def follows(env: ShapeEnv, condition: Any) -> bool:

@@ -12,7 +12,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.testing import assert_close
 
 import tessera
-from tessera.frontends.export_model import _narrower
+from tessera.frontends.export_ranges import Sizes, narrower
 from tessera.torch_internals import pytree
 from tessera.util.config import override
 from tessera.util.errors import CaptureError, InputError
@@ -269,6 +269,6 @@ def test_a_range_loses_its_end_where_that_is_a_case_of_its_own() -> None:
         "length <= 64 satisfy the generated guard L['ids'].size()[1] != 64.\n"
     )
     shapes = {"ids": {1: Dim("length", max=64)}}
-    narrowed = _narrower(message, shapes, {"ids": {1: "length"}})
-    assert narrowed["ids"][1].max == 63  # type: ignore[index]
-    assert _narrower(message, shapes, {"ids": {1: ("length", 1, 64)}}) is None  # the user says otherwise
+    narrowed = narrower(message, Sizes(shapes), {"ids": {1: "length"}})
+    assert narrowed is not None and narrowed.shapes["ids"][1].max == 63  # type: ignore[index]
+    assert narrower(message, Sizes(shapes), {"ids": {1: ("length", 1, 64)}}) is None  # the user says otherwise

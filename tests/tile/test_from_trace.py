@@ -467,3 +467,13 @@ def test_reduced_dimensions_are_walked_as_memory_lies() -> None:
         assert set(loads(lowered)) == {"i0 * 120 + r"}
     scattered = check(lambda x: x.flatten(1).argmax(1), rand(3, 120))
     assert loads(scattered) == ["i0 * 120 + r"]  # where an order is asked for, it is the elements' own
+
+
+@pytest.mark.parametrize("start", [lambda n: (-3) % n, lambda n: (3 - n) // 2 + n], ids=["remainder", "quotient"])
+def test_a_size_that_divides_a_negative_number_is_in_no_kernel(start: Callable) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        s = start(x.shape[0])
+        return torch.cat([x[s:], x[:s]]) * 2
+
+    with pytest.raises(Unlowerable, match="may be negative"):
+        lower(trace_of(fn, torch.randn(8), dynamic=(0,)))

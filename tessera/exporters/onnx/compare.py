@@ -34,13 +34,14 @@ class Difference:
         return f"{self.name}: agrees, the worst element is off by {self.worst:.3g}"
 
 
-def compare(name: str, got: torch.Tensor, expected: torch.Tensor) -> Difference:
+def compare(name: str, got: torch.Tensor, expected: torch.Tensor, precision: torch.dtype | None = None) -> Difference:
+    """Within what their dtype allows, or `precision`, where they are computed in a narrower one."""
     if got.dtype != expected.dtype or got.shape != expected.shape:
         here, there = (f"{x.dtype} of {tuple(x.shape)}" for x in (got, expected))
         return Difference(name, f"expected {there}, got {here}")
     if not got.numel():
         return Difference(name, "")
-    relative, absolute = TOLERANCES.get(got.dtype, (0.0, 0.0))
+    relative, absolute = TOLERANCES.get(precision if precision and got.is_floating_point() else got.dtype, (0.0, 0.0))
     kind = torch.complex128 if got.dtype.is_complex else torch.float64
     got, expected = got.detach(), expected.detach()
     a, b = got.to(kind), expected.to(kind)

@@ -15,7 +15,7 @@ import torch
 from tessera.ir.call import sub_traces
 from tessera.ir.equation import Arg, Value
 from tessera.ir.trace import Trace
-from tessera.ir.types import Size
+from tessera.ir.types import Size, TensorType
 from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
@@ -25,6 +25,7 @@ from tessera.torch_internals.fake import FakeTensorMode
 from tessera.transforms.draws import is_draw
 
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
+_NARROW = (torch.float16, torch.bfloat16)  # the finer first
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,19 @@ def random_values(trace: Trace) -> set[Value]:
         if inside or is_draw(eqn) or not random.isdisjoint(eqn.inputs()):
             random.update(v for v in eqn.outputs if v is not None)
     return random
+
+
+def narrowed_values(trace: Trace) -> dict[Value, torch.dtype]:
+    """What is computed of numbers of sixteen bits, whatever it is kept in: as exact as these are."""
+    narrow = {v: v.dtype for v in trace.inputs if isinstance(v.type, TensorType) and v.dtype in _NARROW}
+    for eqn in trace.equations:
+        tensors = [v for v in eqn.outputs if v is not None and isinstance(v.type, TensorType)]
+        found = [narrow[v] for v in eqn.inputs() if v in narrow]
+        found += [v.dtype for v in tensors if v.dtype in _NARROW]
+        if found:
+            coarsest = max(found, key=_NARROW.index)
+            narrow.update((v, coarsest) for v in tensors)
+    return narrow
 
 
 def random_inside(trace: Trace) -> bool:

@@ -21,6 +21,11 @@ def preferred() -> str:
     return ORT if importlib.util.find_spec("onnxruntime") is not None else REFERENCE
 
 
+def lacks(error: Exception) -> bool:
+    """Whether ONNX Runtime refuses a model because it has no kernel for a type, as it has few for bfloat16."""
+    return "NOT_IMPLEMENTED" in str(error) or "can't be converted to MLDataType" in str(error)
+
+
 def runtime(kind: str, model: str | bytes, threads: int = 0) -> Run:
     """What runs the model; ONNX Runtime chooses how many threads it takes unless told. It reads no OMP_NUM_THREADS."""
     return _ort(model, threads) if kind == ORT else _reference(model)

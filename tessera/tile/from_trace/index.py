@@ -70,9 +70,9 @@ def _convert(e: sympy.Expr, stride: bool = False) -> Index:
     if e.is_Pow and e.args[1].is_Integer and int(e.args[1]) > 0:  # type: ignore[attr-defined,arg-type]
         return product([parts[0]] * int(e.args[1]))  # type: ignore[arg-type]
     if isinstance(e, (shapes.size_functions.FloorDiv, shapes.size_functions.CleanDiv)):
-        return parts[0] // parts[1]
+        return _divided(parts[0]) // parts[1]
     if isinstance(e, (shapes.size_functions.Mod, shapes.size_functions.PythonMod)):
-        return parts[0] % parts[1]
+        return _divided(parts[0]) % parts[1]
     raise Unlowerable(f"the size {e} is no expression a kernel can compute")
 
 
@@ -101,10 +101,19 @@ def _of_formula(tree: object, stride: bool) -> Index:
         case "Pow":
             return product([parts[0]] * trees[1])
         case "FloorDiv" | "CleanDiv":
-            return parts[0] // parts[1]
+            return _divided(parts[0]) // parts[1]
         case "Mod" | "PythonMod":
-            return parts[0] % parts[1]
+            return _divided(parts[0]) % parts[1]
     raise Unlowerable(f"the size {tree} is no expression a kernel can compute")
+
+
+def _divided(x: Index) -> Index:
+    """What a kernel divides, which is never negative: `(n - 3) // 2` is a size, so that n is large enough, but `-3 % n`
+    and `(a - b) // 2` may be of a negative number."""
+    names = [factor for product, factor in x.terms if product]
+    if x.constant is not None and x.constant >= 0 or names and min(names) > 0:
+        return x
+    raise Unlowerable(f"what a size divides, {x}, may be negative, and kernels divide no such numbers")
 
 
 def product(parts: Sequence[Index]) -> Index:

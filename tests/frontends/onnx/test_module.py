@@ -385,3 +385,13 @@ def test_an_operator_that_nobody_knows() -> None:
     net = tessera_onnx.load(model([node("Twice", ["x"], ["y"], domain="own")], ["x"], ["y"], own=1))
     with pytest.raises(OnnxError, match=r"no operator 'Twice' of own is known.*register declares one"):
         net(torch.ones(1))
+
+
+def test_nearest_elements_are_those_of_single_precision() -> None:
+    """An element that lies halfway between two is found as runtimes find it: (8 + 0.5) / 1.7 - 0.5 is 4.5 there."""
+    about = {"coordinate_transformation_mode": "half_pixel", "mode": "nearest", "nearest_mode": "round_prefer_ceil"}
+    nodes = [helper.make_node("Resize", ["x", "", "scales"], ["y"], **about)]
+    scales = constant("scales", np.array([1, 1, 1.7], np.float32))
+    x = torch.arange(8.0).reshape(1, 1, 8)
+    got = tessera_onnx.load(model(nodes, [value("x", [1, 1, 8])], ["y"], [scales]))(x)
+    assert torch.equal(got, torch.nn.functional.interpolate(x, scale_factor=1.7, mode="nearest-exact"))

@@ -7,6 +7,7 @@ from tessera.exporters.onnx.forms import (  # noqa: F401
     bags,
     choose,
     complex,
+    complex_math,
     create,
     elementwise,
     index,

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from tessera.exporters.onnx.forms.common import axis, need
 from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
 from tessera.exporters.onnx.registry import form
+from tessera.ir.types import Size
 
 
 def best(g: Graph, x: Ref, k: object, dim: int, largest: bool) -> list[Ref]:
     """The k largest or smallest, in order; of equal ones the first comes first."""
     if not x.ndim:
         return [x, g.full(0, torch.int64)]
-    wide = x if x.is_float or x.dtype in (torch.int32, torch.int64) else g.cast(x, torch.int32)
+    wide = x
+    if x.dtype == torch.bfloat16:
+        wide = g.cast(x, torch.float32)
+    elif not x.is_float and x.dtype not in (torch.int32, torch.int64):
+        wide = g.cast(x, torch.int32)
     values, places = g.op(
         "TopK", wide, g.ints([k]), axis=axis(dim, x.ndim), largest=int(largest), outputs=2,
         dtype=[wide.dtype, torch.int64],
@@ -47,11 +54,11 @@ def argsort_stable(g: Graph, x: Ref, *, stable: bool, dim: int = -1, descending:
 
 
 @form("kthvalue")
-def kthvalue(g: Graph, x: Ref, k: int, dim: int = -1, keepdim: bool = False) -> list[Ref]:
+def kthvalue(g: Graph, x: Ref, k: Size, dim: int = -1, keepdim: bool = False) -> list[Ref]:
     if not x.ndim:
         return best(g, x, k, dim, False)
     d = axis(dim, x.ndim)
-    place = g.tensor(torch.tensor([k - 1])) if keepdim else g.full(k - 1, torch.int64)
+    place = g.ints([k - 1]) if keepdim else g.scalar(k - 1, torch.int64)
     return [g.op("Gather", out, place, axis=d) for out in best(g, x, k, d, False)]
 
 
@@ -82,8 +89,8 @@ def searchsorted(
 def _median(g: Graph, x: Ref, dim: int, keepdim: bool) -> list[Ref]:
     """The lower one of the two in the middle."""
     d = axis(dim, x.ndim)
-    need(isinstance(x.sizes[d], int) and x.sizes[d] > 0)  # type: ignore[operator]
-    return kthvalue(g, x, (x.sizes[d] + 1) // 2, d, keepdim)  # type: ignore[operator]
+    need(not same(x.sizes[d], 0))
+    return kthvalue(g, x, (x.sizes[d] + 1) // 2, d, keepdim)
 
 
 @form("median.dim")
@@ -93,11 +100,7 @@ def median(g: Graph, x: Ref, dim: int, keepdim: bool = False) -> list[Ref]:
 
 @form("median.default")
 def median_all(g: Graph, x: Ref) -> Ref:
-    total = 1
-    for n in x.sizes:
-        need(isinstance(n, int) and n > 0)
-        total *= n  # type: ignore[assignment]
-    return _median(g, g.reshape(x, [total]), 0, False)[0]
+    return _median(g, g.reshape(x, [math.prod(x.sizes)]), 0, False)[0]
 
 
 @form("isin.Tensor_Tensor")

@@ -6,7 +6,8 @@ complex values are those of the program; the dimension of the parts is behind th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,38 +78,6 @@ def to(g: Graph, x: Ref, *_: object, **__: object) -> Ref:
 @form("complex._conj complex.conj complex._conj_physical complex.conj_physical")
 def conj(g: Graph, x: Ref) -> Ref:
     return Ref(g.op("Mul", real_parts(x), g.tensor(torch.tensor([1.0, -1.0]))).name, x.dtype, x.shape)
-
-
-@form("complex.mul")
-def mul(g: Graph, a: Ref, b: object) -> Ref:
-    need(g.result.dtype == torch.complex64)
-    if not isinstance(b, Ref):
-        return scaled(g, a, b)  # type: ignore[arg-type]
-    (ar, ai), (br, bi) = ((part(g, x, 0), part(g, x, 1)) for x in (a, b))
-    shape = g.result.shape
-    real_ = g.op("Sub", g.op("Mul", ar, br), g.op("Mul", ai, bi))
-    return joined(g, real_, g.op("Add", g.op("Mul", ar, bi), g.op("Mul", ai, br)), shape)
-
-
-@form("complex.mul.Scalar")
-def scaled(g: Graph, x: Ref, by: float) -> Ref:
-    need(isinstance(by, (int, float)))
-    return Ref(g.op("Mul", real_parts(x), g.full(by, real_parts(x).dtype)).name, x.dtype, x.shape)
-
-
-def _both(kind: str) -> Callable[..., Ref]:
-    """Sums and differences, part by part; a last dimension of two broadcasts with another."""
-
-    def write(g: Graph, a: Ref, b: object, *, alpha: object = 1) -> Ref:
-        need(isinstance(b, Ref) and alpha == 1 and a.dtype == b.dtype == g.result.dtype)
-        assert isinstance(b, Ref)
-        return Ref(g.op(kind, real_parts(a), real_parts(b)).name, a.dtype, g.result.shape)
-
-    return write
-
-
-form("complex.add.Tensor")(_both("Add"))
-form("complex.sub.Tensor")(_both("Sub"))
 
 
 @form("complex.neg")
@@ -199,12 +168,12 @@ def transformed(g: Graph, x: Ref, dim: int, inverse: bool, onesided: bool = Fals
 
 
 def _normed(g: Graph, x: Ref, sizes: Sequence[Size], norm: int, divided: bool) -> Ref:
-    need(all(isinstance(n, int) for n in sizes))
-    count = 1
-    for n in sizes:
-        count *= n  # type: ignore[assignment]
-    factor = count ** (_SCALED[norm] + (1.0 if divided else 0.0))
-    return x if factor == 1 else g.op("Mul", x, g.full(factor, x.dtype))
+    count, exponent = math.prod(sizes), _SCALED[norm] + (1.0 if divided else 0.0)
+    if not exponent:
+        return x
+    if isinstance(count, int):
+        return g.op("Mul", x, g.full(count**exponent, x.dtype))
+    return g.op("Mul", x, g.op("Pow", g.scalar(count, x.dtype), g.full(exponent, x.dtype)))
 
 
 @form("complex._fft_c2c")
@@ -230,19 +199,17 @@ def fft_r2c(g: Graph, x: Ref, dims: Sequence[int], norm: int, onesided: bool) ->
 
 
 @form("complex._fft_c2r")
-def fft_c2r(g: Graph, x: Ref, dims: Sequence[int], norm: int, size: int) -> Ref:
+def fft_c2r(g: Graph, x: Ref, dims: Sequence[int], norm: int, size: Size) -> Ref:
     """The half that is missing is the other one, mirrored and conjugated."""
-    need(x.dtype == torch.complex64 and isinstance(size, int))
+    need(x.dtype == torch.complex64)
     last = axis(dims[-1], x.ndim)
     out = real_parts(x)
     for d in dims[:-1]:
         out = transformed(g, out, axis(d, x.ndim), True)
-    half = size // 2 + 1
+    half: Any = size // 2 + 1  # type: ignore[operator]
     kept = g.slice(out, last, 0, half)
-    if size > 2:
-        count = size - half
-        ends = g.ints([-INT64_MAX]) if size - half - 1 < 0 else g.ints([0])
-        mirrored = g.op("Slice", kept, g.ints([count]), ends, g.ints([last]), g.ints([-1]))
+    if not isinstance(size, int) or size > 2:
+        mirrored = g.op("Slice", kept, g.ints([size - half]), g.ints([0]), g.ints([last]), g.ints([-1]))
         mirrored = g.op("Mul", mirrored, g.tensor(torch.tensor([1.0, -1.0])))
         kept = g.op("Concat", kept, mirrored, axis=last)
     out = transformed(g, kept, last, True)

@@ -26,6 +26,8 @@ def _unary(kind: str) -> Form:
         if kind in _ON_FLOATS and not x.is_float or kind == "Sign" and x.dtype == torch.bool:
             return x
         need(not g.result.dtype.is_complex)
+        if kind in ("Neg", "Abs") and x.dtype == torch.uint8:
+            return x if kind == "Abs" else g.cast(g.op(kind, g.cast(x, torch.int32)), x.dtype)
         return g.op(kind, g.cast(x, g.result.dtype))
 
     return write

@@ -47,7 +47,7 @@ def nonzero(g: Graph, x: Ref) -> Ref:
     if not x.ndim:  # one row of no places, or none
         rows = g.op("Concat", g.one(convert(g, x, torch.bool)), g.ints([0]), axis=0)
         return g.op("ConstantOfShape", rows, value=torch.tensor([0]), dtype=torch.int64)
-    return g.op("Transpose", g.op("NonZero", x, dtype=torch.int64), perm=[1, 0])
+    return g.op("Transpose", g.op("NonZero", convert(g, x, torch.bool), dtype=torch.int64), perm=[1, 0])
 
 
 @form("masked_select")

@@ -153,6 +153,8 @@ def clamp(g: Graph, x: Ref, low: object = None, high: object = None) -> Ref:
     dtype = g.result.dtype
     out = g.cast(x, torch.int32 if dtype in NARROW else dtype)
     for kind, bound in (("Max", low), ("Min", high)):
+        if dtype == torch.uint8 and isinstance(bound, int):
+            bound %= 256  # as PyTorch takes a negative one
         if bound is not None:
             out = g.op(kind, out, as_ref(g, bound, out.dtype))
     return g.cast(out, dtype)

@@ -11,6 +11,7 @@ from tessera.exporters.onnx.forms.common import need
 from tessera.exporters.onnx.forms.layers import listed
 from tessera.exporters.onnx.graph import Graph, Ref, same
 from tessera.exporters.onnx.registry import form
+from tessera.ir.types import Size
 
 
 def batched(g: Graph, x: Ref, spatial: int, write: Callable[[Ref], list[Ref]]) -> list[Ref]:
@@ -119,10 +120,10 @@ def reached(g: Graph, x: Ref, kernel: list[int], stride: list[int], padding: lis
 
 
 def evenly(x: Ref, target: list[int]) -> list[int] | None:
-    """The kernel of windows that share the input evenly, if there is one."""
+    """The kernel of windows that share the input evenly, if there is one that is known."""
     pairs = list(zip(x.sizes[-len(target) :], target, strict=True))
-    need(all(isinstance(n, int) and n and t for n, t in pairs))
-    if any(n % t for n, t in pairs):  # type: ignore[operator]
+    need(not any(same(n, 0) or t == 0 for n, t in pairs))
+    if any(not isinstance(n, int) or n % t for n, t in pairs):
         return None
     return [n // t for n, t in pairs]  # type: ignore[operator]
 
@@ -135,21 +136,49 @@ def windows(size: int, count: int) -> list[range]:
 def mixed(g: Graph, x: Ref, target: list[int]) -> Ref:
     """Averages over uneven windows are a product with a matrix, along one dimension after the other."""
     for d, count in enumerate(target, x.ndim - len(target)):
-        size = x.sizes[d]
-        matrix = torch.zeros(size, count, dtype=x.dtype)  # type: ignore[arg-type]
-        for i, window in enumerate(windows(size, count)):  # type: ignore[arg-type]
-            matrix[window.start : window.stop, i] = 1 / len(window)
         order = [i for i in range(x.ndim) if i != d] + [d]
         turned = g.permute(x, order)
-        out = g.op("MatMul", turned, g.tensor(matrix), shape=[*turned.sizes[:-1], count])
+        out = g.op("MatMul", turned, shares(g, x.sizes[d], count, x.dtype), shape=[*turned.sizes[:-1], count])
         x = g.permute(out, [order.index(i) for i in range(x.ndim)])
     return x
+
+
+def shares(g: Graph, size: Size, count: int, dtype: torch.dtype) -> Ref:
+    """[size, count]: how much of each element every window's average has."""
+    if isinstance(size, int):
+        matrix = torch.zeros(size, count, dtype=dtype)
+        for i, window in enumerate(windows(size, count)):
+            matrix[window.start : window.stop, i] = 1 / len(window)
+        return g.tensor(matrix)
+    starts, ends, inside = open_windows(g, size, count)
+    return g.op("Div", g.cast(inside, dtype), g.cast(g.op("Sub", ends, starts), dtype))
+
+
+def open_windows(g: Graph, size: Size, count: int) -> list[Ref]:
+    """Where windows over an open size begin and end, and [size, count]: whether an element is in a window."""
+    n, whole = g.scalar(size, torch.int64), g.full(count, torch.int64)
+    starts = g.op("Div", g.op("Mul", g.tensor(torch.arange(count)), n), whole)
+    upper = g.op("Add", g.op("Mul", g.tensor(torch.arange(1, count + 1)), n), g.full(count - 1, torch.int64))
+    ends = g.op("Div", upper, whole)
+    place = g.unsqueeze(g.op("Range", g.full(0, torch.int64), n, g.full(1, torch.int64), shape=[size]), 1)
+    above = g.op("GreaterOrEqual", place, starts, dtype=torch.bool)
+    return [starts, ends, g.op("And", above, g.op("Less", place, ends, dtype=torch.bool))]
 
 
 def largest(g: Graph, x: Ref, target: list[int]) -> Ref:
     """Maxima over uneven windows, along one dimension after the other; short windows count an element twice."""
     for d, count in enumerate(target, x.ndim - len(target)):
-        spans = windows(x.sizes[d], count)  # type: ignore[arg-type]
+        size = x.sizes[d]
+        if not isinstance(size, int):
+            order = [i for i in range(x.ndim) if i != d] + [d]
+            turned = g.permute(x, order)
+            inside = g.op("Transpose", open_windows(g, size, count)[2], perm=[1, 0], shape=[count, size])
+            least = g.full(-math.inf if x.is_float else torch.iinfo(x.dtype).min, x.dtype)
+            rows = g.op("Where", inside, g.unsqueeze(turned, -2), least, dtype=x.dtype)
+            out = g.reduce("ReduceMax", rows, [x.ndim], False)
+            x = g.permute(out, [order.index(i) for i in range(x.ndim)])
+            continue
+        spans = windows(size, count)
         longest = max(map(len, spans))
         places = torch.tensor([[min(w.start + i, w.stop - 1) for i in range(longest)] for w in spans])
         shape = [*x.sizes[:d], count, *x.sizes[d + 1 :]]

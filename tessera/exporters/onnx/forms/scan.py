@@ -34,10 +34,15 @@ def triangle(g: Graph, x: Ref, dim: int, otherwise: float) -> Ref:
     """With the dimension last: row i has the elements up to i, and `otherwise` behind them."""
     d = axis(dim, x.ndim)
     length = x.sizes[d]
-    need(isinstance(length, int) and 0 < length <= LONGEST and not g.result.dtype.is_complex)
+    need(not g.result.dtype.is_complex and (not isinstance(length, int) or 0 < length <= LONGEST))
     order = [i for i in range(x.ndim) if i != d] + [d]
     row = g.unsqueeze(g.permute(x, order), -2)
-    before = g.tensor(torch.ones(length, length, dtype=torch.bool).tril())  # type: ignore[arg-type]
+    if isinstance(length, int):
+        before = g.tensor(torch.ones(length, length, dtype=torch.bool).tril())
+    else:
+        count = g.scalar(length, torch.int64)
+        place = g.op("Range", g.full(0, torch.int64), count, g.full(1, torch.int64), shape=[length])
+        before = g.op("LessOrEqual", place, g.unsqueeze(place, 1), dtype=torch.bool)
     return g.op("Where", before, row, g.full(otherwise, x.dtype), dtype=x.dtype)
 
 
@@ -52,7 +57,6 @@ def back(g: Graph, x: Ref, dim: int, rank: int) -> Ref:
 def cumprod(g: Graph, x: Ref, dim: int, **_: object) -> Ref:
     if not x.ndim:
         return x
-    need(isinstance(x.sizes[axis(dim, x.ndim)], int))
     return back(g, g.reduce("ReduceProd", triangle(g, summable(g, x), dim, 1), [x.ndim], False), dim, x.ndim)
 
 
@@ -60,11 +64,15 @@ def running(g: Graph, kind: str, x: Ref, dim: int, worst: float) -> list[Ref]:
     """The extreme so far, and where it stands: of equal ones the last."""
     if not x.ndim:
         return [x, g.full(0, torch.int64)]
-    need(x.is_float)
+    dtype = x.dtype
+    if not x.is_float:
+        x = g.cast(x, torch.int32) if dtype != torch.int64 else x
+        limits = torch.iinfo(x.dtype)
+        worst = limits.min if worst < 0 else limits.max
     rows = triangle(g, x, dim, worst)
     values = g.reduce(f"Reduce{kind}", rows, [x.ndim], False)
     places = g.op(f"Arg{kind}", rows, axis=-1, keepdims=0, select_last_index=1, dtype=torch.int64)
-    return [back(g, out, dim, x.ndim) for out in (values, places)]
+    return [back(g, out, dim, x.ndim) for out in (g.cast(values, dtype), places)]
 
 
 @form("cummax")

@@ -13,6 +13,8 @@ from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
 from tessera.exporters.onnx.registry import form
 from tessera.ir.types import Size
 
+_UNPADDED = {torch.bool: torch.uint8, torch.int16: torch.int32}  # what runtimes have no Pad of, and what they have
+
 
 @form("view.default reshape _unsafe_view view_copy.default flatten unflatten _reshape_alias view_as reshape_as ravel")
 @form("_reshape_copy flatten.using_ints prims.view_of")
@@ -144,25 +146,22 @@ def flip(g: Graph, x: Ref, dims: Sequence[int] | None = None) -> Ref:
 @form("roll")
 def roll(g: Graph, x: Ref, shifts: Sequence[object], dims: Sequence[int] = ()) -> Ref:
     shape = x.sizes
-    need(all(isinstance(s, int) for s in shifts) and (len(dims) > 0 or all(isinstance(n, int) for n in shape)))
     if not x.ndim or any(same(n, 0) for n in shape):
         return x
     if not dims:
-        flat = _rolled(g, g.reshape(x, [-1]), 0, shifts[0] % max(1, _count(shape)))  # type: ignore[operator]
-        return g.reshape(flat, shape)
-    need(all(isinstance(shape[axis(d, x.ndim)], int) for d in dims))
+        return g.reshape(_rolled(g, g.reshape(x, [-1]), 0, shifts[0], math.prod(shape)), shape)  # type: ignore[arg-type]
     for s, d in zip(shifts, dims, strict=True):
-        x = _rolled(g, x, axis(d, x.ndim), s % shape[axis(d, len(shape))])  # type: ignore[operator,arg-type]
+        x = _rolled(g, x, axis(d, x.ndim), s, shape[axis(d, len(shape))])
         x = Ref(x.name, x.dtype, shape)
     return x
 
 
-def _count(shape: Sequence[Size]) -> int:
-    return math.prod(map(int, shape))
-
-
-def _rolled(g: Graph, x: Ref, d: int, shift: int) -> Ref:
-    return x if not shift else g.op("Concat", g.slice(x, d, -shift, INT64_MAX), g.slice(x, d, 0, -shift), axis=d)
+def _rolled(g: Graph, x: Ref, d: int, shift: object, size: Size) -> Ref:
+    """What begins at -shift, or as far round as that is, comes first."""
+    start = -shift % size  # type: ignore[operator]
+    if isinstance(start, int) and not start:
+        return x
+    return g.op("Concat", g.slice(x, d, start, INT64_MAX), g.slice(x, d, 0, start), axis=d)
 
 
 @form("unfold unfold_copy")
@@ -217,9 +216,9 @@ def padded(g: Graph, x: Ref, pad: Sequence[object], mode: str, value: Ref | None
     count = len(pad) // 2
     low, high = list(pad[0::2])[::-1], list(pad[1::2])[::-1]
     lead = [0] * (x.ndim - count)
-    boolean = x.dtype == torch.bool
-    if boolean:
-        x, value = g.cast(x, torch.uint8), None if value is None else g.cast(value, torch.uint8)
+    dtype = x.dtype
+    if dtype in _UNPADDED:
+        x, value = g.cast(x, _UNPADDED[dtype]), None if value is None else g.cast(value, _UNPADDED[dtype])
     cuts: list[tuple[int, int, int]] = []
     if mode != "constant":  # what a negative padding cuts off goes last, as what is copied may come from there
         for i, ends in enumerate(zip(low, high, strict=True), x.ndim - count):
@@ -229,7 +228,7 @@ def padded(g: Graph, x: Ref, pad: Sequence[object], mode: str, value: Ref | None
     out = g.op("Pad", x, g.ints([*lead, *low, *lead, *high]), value, mode=mode)
     for dim, first, last in cuts:
         out = g.slice(out, dim, first, last)
-    return g.cast(out, torch.bool) if boolean else out
+    return g.cast(out, dtype)
 
 
 @form("reflection_pad1d reflection_pad2d reflection_pad3d")

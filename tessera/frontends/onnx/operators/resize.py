@@ -35,8 +35,9 @@ class _How:
 
 
 def _origin(how: _How, out: int, size: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
-    """Where in the old image each new element comes from."""
-    o = np.arange(out, dtype=np.float64)
+    """Where in the old image each new element comes from. Nearest ones are found in single precision, as runtimes and
+    PyTorch do: halfway between two elements the rounding decides which one it is."""
+    o = np.arange(out, dtype=np.float32 if how.mode == "nearest" else np.float64)
     match how.coordinates:
         case "half_pixel":
             return (o + 0.5) / scale - 0.5
