@@ -59,7 +59,9 @@ imports: $(READY)
 	$(BIN)lint-imports
 
 # Which tests are in which tier stands in tests/tiers.py. One thread a worker: two workers already fill two cores.
-PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+# Bytecode is written even where the user's shell says otherwise: many tests start processes, which would all compile
+# the package again.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
 unit: $(READY)
 	$(PYTEST) -m "not gpu and not sweep"

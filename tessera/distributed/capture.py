@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.func import functional_call
 
 from tessera.distributed.caches import Caches, Left
 from tessera.distributed.known_experts import known_experts
 from tessera.distributed.regions import Regions
+from tessera.distributed.stateless import left_as_it_was, with_tensors
 from tessera.distributed.weights import local_of, whole_type
 from tessera.frontends.functional.trace import Traced, trace_function
 from tessera.ir.builder import Builder
@@ -94,15 +94,17 @@ def capture(
         recorded[:] = [recorder.builder.equations]
 
         def called(held: list, args: tuple, kwargs: dict) -> object:
-            return functional_call(model, dict(zip(names, held, strict=True)), args, kwargs)
+            return with_tensors(model, dict(zip(names, held, strict=True)), lambda: model(*args, **kwargs))
 
-        def call(*args: object, **kwargs: object) -> object:
-            return called(held, args, kwargs)
-
+        call: Callable = model
         if exchange is not None and regions is not None:
-            call = regions.over_rows(called, held, rows, exchange)
+            call = _Called(model, regions.over_rows(called, held, rows, exchange))
+
+        def whole() -> object:
+            return call(*batch, **named) if function is None else function(call, *batch, **named)
+
         with _watching(model, watched, results), caches.holding(cached):
-            out = call(*batch, **named) if function is None else function(_Called(model, call), *batch, **named)
+            out = with_tensors(model, dict(zip(names, held, strict=True)), whole)
             new, changed = caches.left(cached)
         left[:] = [changed]
         return (caches.named(out), new) if caches.objects else out, list(results.values())
@@ -114,7 +116,7 @@ def capture(
 
     def traced_once() -> Traced:
         local_map = instead_of_local_map(regions.local_map) if regions is not None else nullcontext()
-        with known_experts(model), without_hooks_of(model, PARTS), local_map:
+        with left_as_it_was(model), known_experts(model), without_hooks_of(model, PARTS), local_map:
             cached = [local_of(x) for x in caches.tensors]
             return trace_function(run, (held, batch, named, cached), types=all_types, name=type(model).__name__)
 
@@ -196,7 +198,7 @@ def _watching(model: nn.Module, names: Collection[str], results: dict[str, Tenso
 
 
 class _Called:
-    """A model whose calls run on given weights; all else is the model's own."""
+    """A model whose calls see their rank's rows; all else is the model's own."""
 
     def __init__(self, model: nn.Module, call: Callable) -> None:
         self._model, self._call = model, call

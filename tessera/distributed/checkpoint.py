@@ -132,16 +132,16 @@ def load_state(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim
 
 
 def _load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    found = find(_opened(path), model, optimizer)
+    state = find(_opened(path), model, optimizer)
     weights = _tensors(model, None)
     with torch.no_grad():
-        for name, kept in found.weights.items():
+        for name, kept in state.weights.items():
             kept.read_into(weights[name], name)
         if optimizer is not None:
-            load_groups(model, optimizer, found.groups)
-            shapes = {name: kept.shape for name, kept in found.slots.items()}
+            load_groups(model, optimizer, state.groups)
+            shapes = {name: kept.shape for name, kept in state.slots.items()}
             slots = slots_of(model, optimizer, shapes)
-            for name, kept in found.slots.items():
+            for name, kept in state.slots.items():
                 kept.read_into(slots[name], name)
 
 

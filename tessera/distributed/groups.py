@@ -34,10 +34,10 @@ def mesh(*, device: str | None = None, fake: bool = False, timeout: float | None
             f"mesh: {wanted} has {wanted.ranks} ranks, the process group {dist.get_world_size()}; "
             f"start the program with torchrun --nproc-per-node={wanted.ranks}, or choose other sizes"
         )
-    made = init_device_mesh(kind, tuple(wanted.sizes.values()), mesh_dim_names=wanted.names)
-    share_deadline(made, timeout)
-    bind(made)
-    return made
+    device_mesh = init_device_mesh(kind, tuple(wanted.sizes.values()), mesh_dim_names=wanted.names)
+    share_deadline(device_mesh, timeout)
+    bind(device_mesh)
+    return device_mesh
 
 
 def _join(wanted: Mesh, kind: str, fake: bool, timeout: float | None) -> None:

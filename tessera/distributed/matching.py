@@ -77,8 +77,8 @@ def _head(saved: Saved, names: Mapping[str, list[str]]) -> tuple:
 
 def _weights(saved: Saved, names: Mapping[str, list[str]], held: dict[str, Kept], model: nn.Module) -> dict[str, Kept]:
     """The model's own, each under its first name; raises where it is not this model's."""
-    found = {name: held[other] for name, others in names.items() for other in others if other in held}
-    missing = [name for name in names if name not in found]
+    weights = {name: held[other] for name, others in names.items() for other in others if other in held}
+    missing = [name for name in names if name not in weights]
     extra = sorted(held.keys() - _known(names))
     if missing:
         near = ", ".join(difflib.get_close_matches(missing[0], sorted(held), 3, 0.3)) or "none"
@@ -91,12 +91,12 @@ def _weights(saved: Saved, names: Mapping[str, list[str]], held: dict[str, Kept]
             f"load_state: {saved.where} has {_listed(extra)}, which the model has not; is it of another model?"
         )
     tensors = dict[str, Tensor]((*model.named_parameters(), *model.named_buffers()))
-    for name, kept in found.items():
+    for name, kept in weights.items():
         if kept.shape != tuple(tensors[name].shape):
             raise InputError(
                 f"load_state: {saved.where}: {name}: expected {list(tensors[name].shape)}, got {list(kept.shape)}"
             )
-    return found
+    return weights
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -208,18 +208,18 @@ class Regions:
 
     def axes_of(self, group: object) -> tuple[str, ...] | None:
         """The axes along which a group of ranks lies, outermost first."""
-        found = group_of(group) if isinstance(group, str) else group
-        return self.groups.get(tuple(dist.get_process_group_ranks(found)))  # type: ignore[arg-type]
+        process_group = group_of(group) if isinstance(group, str) else group
+        return self.groups.get(tuple(dist.get_process_group_ranks(process_group)))  # type: ignore[arg-type]
 
     def _groups(self) -> dict[tuple[int, ...], tuple[str, ...]]:
         """Of the ranks along some axes through this one, those axes."""
         names, ranks = self.device_mesh.mesh_dim_names or (), self.device_mesh.mesh
-        here, found = self.device_mesh.get_coordinate() or [0] * ranks.dim(), {}
+        here, axes_by_ranks = self.device_mesh.get_coordinate() or [0] * ranks.dim(), {}
         for count in range(len(self.big) + 1):
             for axes in itertools.combinations(self.big, count):
                 index = tuple(slice(None) if name in axes else here[d] for d, name in enumerate(names))
-                found[tuple(ranks[index].flatten().tolist())] = axes
-        return found
+                axes_by_ranks[tuple(ranks[index].flatten().tolist())] = axes
+        return axes_by_ranks
 
 
 def _part_type(stacked: Tensor, lead: int) -> TensorType:
@@ -239,5 +239,5 @@ def _total(x: Tensor, dim: int | None, how: str, ranks: int) -> Tensor:
 def _line(traced: Traced, i: int) -> Source | None:
     """Where a result was made; None where it was given."""
     v = traced.trace.outputs[i]
-    made = (eqn.source for eqn in traced.trace.equations if isinstance(v, Value) and v in eqn.results())
-    return next(made, None)
+    sources = (eqn.source for eqn in traced.trace.equations if isinstance(v, Value) and v in eqn.results())
+    return next(sources, None)

@@ -43,8 +43,8 @@ def columns_and_rows(trace: Trace, weights: Collection[Value], ranks: int) -> Cu
         if eqn.opname == "embedding" and operands[0] in known:
             if _take(cuts, known, operands[0], 0, ranks):
                 cuts.summed.append(eqn.out)
-        elif eqn.opname in PRODUCTS and any(v in known for v in operands):
-            _product(eqn, rule, known, ranks, cuts)
+        elif eqn.opname in PRODUCTS and (at := _matrix(operands, rule, known)) is not None:
+            _product(eqn, rule, at, known, ranks, cuts)
         elif eqn.opname in TURNED and operands[0] in known:
             weight, dims = known[operands[0]]
             (result,) = rule.results
@@ -66,10 +66,15 @@ def _take(cuts: Cuts, known: Known, view: Value, dim: int, ranks: int) -> bool:
     return True
 
 
-def _product(eqn: Equation, rule: Factors, known: Known, ranks: int, cuts: Cuts) -> None:
+def _matrix(operands: list[Value], rule: Factors, known: Known) -> int | None:
+    """Which operand of a product is a weight that is multiplied; where a weight is only added, none."""
+    (inner,) = rule.reduced
+    return next((i for i, v in enumerate(operands) if v in known and (inner,) in rule.operands[i]), None)
+
+
+def _product(eqn: Equation, rule: Factors, at: int, known: Known, ranks: int, cuts: Cuts) -> None:
     operands = tensors(eqn)
     (inner,) = rule.reduced
-    at = next(i for i, v in enumerate(operands) if v in known and (inner,) in rule.operands[i])
     weight, dims = operands[at], rule.operands[at]
     fed = any(
         cuts.split.get(v) == d.index((inner,)) for v, d in zip(operands, rule.operands, strict=True) if (inner,) in d
@@ -78,8 +83,10 @@ def _product(eqn: Equation, rule: Factors, known: Known, ranks: int, cuts: Cuts)
         if _take(cuts, known, weight, dims.index((inner,)), ranks):
             cuts.summed.append(eqn.out)
         return
+    if weight.ndim != 2:
+        return
     (outer,) = next(d for d in dims if d != (inner,))
-    if weight.ndim != 2 or not _take(cuts, known, weight, dims.index((outer,)), ranks):
+    if not _take(cuts, known, weight, dims.index((outer,)), ranks):
         return
     (result,) = rule.results
     assert result is not None

@@ -13,13 +13,13 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from tessera.ir.equation import Arg, Equation, Operator, Special, Value, map_values
+from tessera.ir.equation import Arg, Equation, Operator, Special, Value, map_values, values_in
 from tessera.ir.index_put import index_put
 from tessera.ir.recurrent import RECURRENT
 from tessera.ir.schema import is_pointwise, is_view
 from tessera.ir.types import SYMBOLIC, Size, TensorType, size_hint, type_of
 from tessera.ir.views import MAY_COPY
-from tessera.torch_internals import shapes
+from tessera.torch_internals import pytree, shapes
 from tessera.torch_internals.autograd import lazy_conj, lazy_neg
 from tessera.torch_internals.dispatch import (
     BelowAutograd,
@@ -32,8 +32,8 @@ from tessera.torch_internals.dispatch import (
     included_keys,
     no_python_dispatcher,
 )
-from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
-from tessera.torch_internals.memory import storage_id
+from tessera.torch_internals.fake import FakeTensor, FakeTensorMode, without_cache
+from tessera.torch_internals.memory import memory_of, storage_id
 from tessera.torch_internals.operators import OpOverload, op_name, op_schema, suggest_memory_format
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
@@ -257,7 +257,10 @@ _RULES: dict[object, Callable] = {
         )
     },
 }
+# The library chooses their kernels by flags, which no argument tells.
+_BY_SETTINGS = {_aten.scaled_dot_product_attention.default}
 _memory: dict[tuple, object] = {}
+_own_results: dict[tuple, tuple[type | None, list]] = {}  # the kind of sequence, if it is one, and the types in it
 _UNKNOWN = object()
 _of_thread = threading.local()
 
@@ -303,37 +306,31 @@ _AUTOGRAD_KEYS = tuple(
 
 
 def fake_of(value_type: TensorType, mode: FakeTensorMode) -> FakeTensor:
-    with mode, below_autograd():
-        if value_type.layout is not torch.strided:
-            return torch.empty(
-                value_type.shape, dtype=value_type.dtype, layout=value_type.layout, device=value_type.device
-            )  # type: ignore[return-value]
-        fake = torch.empty_strided(
-            value_type.shape, value_type.stride, dtype=value_type.dtype, device=value_type.device
-        )
-        if value_type.bits[0]:
-            fake = lazy_conj(fake)
-        if value_type.bits[1]:
-            fake = lazy_neg(fake)
-        return fake  # type: ignore[return-value]
+    return fakes_of((value_type,), mode)[0]
 
 
 def fakes_of(types: Iterable[TensorType], mode: FakeTensorMode) -> list[FakeTensor]:
-    """As `fake_of` of each. Those with known sizes are made without asking the mode, in a fifth of the time."""
-
-    def plain(t: TensorType) -> bool:
-        return t.layout is torch.strided and t.bits == (False, False) and not t.is_symbolic
-
-    with disable_current_modes(), below_autograd():
+    """Those with known sizes are made without asking the mode, in a fifth of the time."""
+    with disable_current_modes(), BelowAutograd():
         return [
             FakeTensor(mode, torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device="meta"), t.device)
-            if plain(t)
-            else fake_of(t, mode)
+            if t.layout is torch.strided and t.bits == (False, False) and not t.is_symbolic
+            else _fake_by_mode(t, mode)
             for t in types
         ]
 
 
-def argument_key(a: Arg) -> object:
+def _fake_by_mode(t: TensorType, mode: FakeTensorMode) -> FakeTensor:
+    with mode:
+        if t.layout is not torch.strided:
+            return torch.empty(t.shape, dtype=t.dtype, layout=t.layout, device=t.device)  # type: ignore[return-value]
+        fake = torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device)
+        fake = lazy_conj(fake) if t.bits[0] else fake
+        return lazy_neg(fake) if t.bits[1] else fake  # type: ignore[return-value]
+
+
+def argument_key(a: Arg | TensorType) -> object:
+    """What an operator's types depend on; a value counts as its type."""
     if type(a) is Value:
         return a.type.key()
     if isinstance(a, (list, tuple)):
@@ -344,6 +341,8 @@ def argument_key(a: Arg) -> object:
         return ("symbolic", str(a.node.expr))
     if isinstance(a, float):
         return ("float", repr(a))
+    if isinstance(a, TensorType):
+        return a.key()
     return (type(a).__name__, a if a.__hash__ else id(a))
 
 
@@ -354,9 +353,11 @@ def has_symbols(x: object) -> bool:
     )
 
 
-def mentions_symbols(a: Arg) -> bool:
+def mentions_symbols(a: Arg | TensorType) -> bool:
     if isinstance(a, Value):
-        return isinstance(a.type, TensorType) and a.type.is_symbolic
+        a = a.type
+    if isinstance(a, TensorType):
+        return a.is_symbolic
     if isinstance(a, (list, tuple)):
         return any(map(mentions_symbols, a))
     if isinstance(a, dict):
@@ -366,7 +367,7 @@ def mentions_symbols(a: Arg) -> bool:
 
 def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> object:
     """The types of what `op` gives: a Type, or a list of them (None where a result is not there)."""
-    key = (op, argument_key(args), argument_key(kwargs))
+    key = _call_key(op, args, kwargs)
     if (known := _memory.get(key, _UNKNOWN)) is not _UNKNOWN:
         return known
     if mentions_symbols((args, kwargs)):
@@ -374,6 +375,31 @@ def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> obje
     if key not in _memory:
         _memory[key] = _run(op, args, kwargs, mode)
     return _memory[key]
+
+
+def _call_key(op: Operator, args: tuple, kwargs: dict) -> tuple:
+    return (op, argument_key(args), argument_key(kwargs), torch.get_default_dtype())
+
+
+def remembered(rule: Callable, op: OpOverload, tensors: Sequence[torch.Tensor], args: tuple, kwargs: dict) -> object:
+    """`rule(*args, **kwargs)` on fake tensors, which are `tensors`. Where it gave tensors with memory of their own for
+    arguments of these types before, it is not run again."""
+    types: tuple = pytree.tree_map_only(torch.Tensor, type_of, (args, kwargs))  # type: ignore[assignment]
+    if not tensors or op_schema(op).is_mutable or op in _BY_SETTINGS or mentions_symbols(types):
+        return rule(*args, **kwargs)
+    key = _call_key(op, *types)
+    if (known := _own_results.get(key)) is not None:
+        fakes = fakes_of(known[1], tensors[0].fake_mode)  # type: ignore[attr-defined]
+        return fakes[0] if known[0] is None else known[0](fakes)
+    out = rule(*args, **kwargs)
+    results = list(out) if type(out) in (tuple, list) else [out]
+    memory = {memory_of(x) for x in results}
+    apart = len(memory) == len(results) and memory.isdisjoint(map(memory_of, tensors))
+    if apart and all(isinstance(x, FakeTensor) for x in results):
+        given = [type_of(x) for x in results]
+        if not any(t.is_symbolic or t.offset for t in given):  # type: ignore[union-attr]
+            _own_results[key] = type(out) if type(out) in (tuple, list) else None, given
+    return out
 
 
 def rule_of(op: OpOverload) -> Callable:
@@ -415,13 +441,12 @@ def _widened(x: object) -> object:
 
 
 def _run(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> object:
-    def concrete(v: Value) -> object:
-        return fake_of(v.tensor, mode)
-
+    fakes = iter(fakes_of([v.tensor for v in values_in((args, kwargs))], mode))
     fn: Callable = op.fn if isinstance(op, Special) else rule_of(op)
-    with mode, below_autograd(), symbolic_rules(mentions_symbols((args, kwargs))):
-        out = fn(*map_values(args, concrete), **map_values(kwargs, concrete))  # type: ignore[misc]
-    return types_of(out)
+    symbolic = mentions_symbols((args, kwargs))
+    args, kwargs = map_values((args, kwargs), lambda v: next(fakes))  # type: ignore[misc]
+    with mode, without_cache(mode), below_autograd(), symbolic_rules(symbolic):  # `infer` has a cache of its own
+        return types_of(fn(*args, **kwargs))
 
 
 def shows_argument(eqn: Equation, mode: FakeTensorMode | None = None) -> bool:
@@ -429,7 +454,7 @@ def shows_argument(eqn: Equation, mode: FakeTensorMode | None = None) -> bool:
     if not is_view(eqn.op) or op_name(eqn.op) not in MAY_COPY:  # type: ignore[arg-type]
         return is_view(eqn.op)
     mode = mode or default_mode()
-    fakes = {v: fake_of(v.tensor, mode) for v in eqn.inputs()}
+    fakes = dict(zip(eqn.inputs(), fakes_of([v.tensor for v in eqn.inputs()], mode), strict=True))
     args, kwargs = map_values((eqn.args, eqn.kwargs), fakes.__getitem__)  # type: ignore[misc]
     with mode, below_autograd(), symbolic_rules(mentions_symbols((eqn.args, eqn.kwargs))):
         return storage_id(eqn.op(*args, **kwargs)) == storage_id(args[0])  # type: ignore[operator,arg-type]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 
+from tessera.ir import fake
 from tessera.ir.schema import schema_of
 from tessera.torch_internals import pytree
 from tessera.torch_internals.dispatch import disable_current_modes
@@ -44,7 +45,9 @@ def call(rule: Callable, op: OpOverload, args: tuple, kwargs: dict) -> tuple[obj
     """`rule(*args, **kwargs)` on fake tensors, and whether the constants were computed too, by `op`."""
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     constants = [constant_of(x) for x in tensors]
-    if all(c is None for c in constants) or _tells(op):
+    if all(c is None for c in constants):
+        return fake.remembered(rule, op, tensors, args, kwargs), False
+    if _tells(op):
         return rule(*args, **kwargs), False
     known = dict(zip(map(id, tensors), constants, strict=True))
     for x in tensors:

@@ -92,8 +92,8 @@ class Table:
 
 def match(pattern: P, eqn: Equation, made_by: dict[Value, Equation]) -> Match | None:
     """The captures of a pattern at an equation, or None."""
-    found = Match(eqn)
-    return found if _match(pattern, eqn, made_by, found) else None
+    captured = Match(eqn)
+    return captured if _match(pattern, eqn, made_by, captured) else None
 
 
 def _takes(pattern: P, eqn: Equation) -> bool:
@@ -103,29 +103,29 @@ def _takes(pattern: P, eqn: Equation) -> bool:
     return len(eqn.args) == len(pattern.args) and eqn.kwargs.keys() == pattern.kwargs.keys()
 
 
-def _match(pattern: P, eqn: Equation, made_by: dict[Value, Equation], found: Match) -> bool:
+def _match(pattern: P, eqn: Equation, made_by: dict[Value, Equation], into: Match) -> bool:
     if not _takes(pattern, eqn):
         return False
     for wanted, given in zip(pattern.args, eqn.args, strict=False):
-        if not _match_arg(wanted, given, made_by, found):
+        if not _match_arg(wanted, given, made_by, into):
             return False
-    return all(k in eqn.kwargs and _match_arg(w, eqn.kwargs[k], made_by, found) for k, w in pattern.kwargs.items())
+    return all(k in eqn.kwargs and _match_arg(w, eqn.kwargs[k], made_by, into) for k, w in pattern.kwargs.items())
 
 
-def _match_arg(wanted: object, given: Arg, made_by: dict[Value, Equation], found: Match) -> bool:
+def _match_arg(wanted: object, given: Arg, made_by: dict[Value, Equation], into: Match) -> bool:
     if isinstance(wanted, Var):
-        if wanted.name in found.captures:
-            return _equal(found.captures[wanted.name], given)
-        found.captures[wanted.name] = given
+        if wanted.name in into.captures:
+            return _equal(into.captures[wanted.name], given)
+        into.captures[wanted.name] = given
         return wanted.test is None or wanted.test(given)
     if isinstance(wanted, P):
         maker = made_by.get(given) if isinstance(given, Value) else None
         if maker is None or len(maker.outputs) != 1 or wanted.name not in operator_names(maker.op):
             return False
-        if maker.tags != found.root.tags:  # what was written under no_grad stays there
+        if maker.tags != into.root.tags:  # what was written under no_grad stays there
             return False
-        found.inner.append(maker)
-        return _match(wanted, maker, made_by, found)
+        into.inner.append(maker)
+        return _match(wanted, maker, made_by, into)
     if callable(wanted) and not isinstance(wanted, (type, OpOverload)):
         return bool(wanted(given))
     return _equal(wanted, given)
@@ -199,13 +199,13 @@ def _walk(trace: Trace, table: Table, allow: Allow | None, only: set[Equation] |
 
 
 def _apply(rewrite: Rewrite, rule: Rule, eqn: Equation, makers: dict[Value, Equation], allow: Allow) -> bool:
-    found = match(rule[0], eqn, makers)
-    if found is None or (len(rule) == 3 and not rule[2](found)):
+    matched = match(rule[0], eqn, makers)
+    if matched is None or (len(rule) == 3 and not rule[2](matched)):
         return False
     start = len(rewrite.equations)
 
     def make(_: Equation) -> Value | None:
-        new = rule[1](**found.captures)
+        new = rule[1](**matched.captures)
         if not isinstance(new, Value) or new is eqn.out:
             return None
         if len(rewrite.equations) == start:

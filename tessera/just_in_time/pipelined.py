@@ -65,10 +65,10 @@ class PipelinedCall(ShardedCall):
         lies = sharding.settle(model, forward, leaves).on(sharding.plan.inner)
         needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
         grad = grad and caches is None and any(needs)
-        kept, made = ({}, {}) if caches is None else self._kept(forward, caches)
+        kept, giving = ({}, {}) if caches is None else self._kept(forward, caches)
         piped = Piped(
             in_passes(pipe.home, count, grad), pipe.axis, sharding.device_mesh.get_local_rank(pipe.axis), pipe.starts,
-            sharding.stages, lambda held: sharding.settle_stages(model, held), kept, made,
+            sharding.stages, lambda held: sharding.settle_stages(model, held), kept, giving,
         )  # fmt: skip
         name = f"{type(model).__name__}_{len(self.programs)}"
         partition = partition_of(sharding, model, forward, lies)

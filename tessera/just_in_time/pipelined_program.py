@@ -87,8 +87,8 @@ class PipelinedProgram:
         """The stages that keys and values in caches are on."""
         assert self.forward.left is not None
         final, batch, home = self.executable.final, self.pipeline.batch, self.stages.home
-        made = zip(self.forward.left.slots, (final[v] for v in self.kept), strict=True)  # type: ignore[index]
-        on = {slot: home[v] for slot, v in made if v.ndim == HEADS and v in home}
+        pairs = zip(self.forward.left.slots, (final[v] for v in self.kept), strict=True)  # type: ignore[index]
+        on = {slot: home[v] for slot, v in pairs if v.ndim == HEADS and v in home}
         for slot, v in zip(caches.slots, batch[len(batch) - len(caches.slots) :], strict=False):
             readers = self.stages.readers.get(v, ()) if v.ndim == HEADS else ()
             if len(readers) > 1:
@@ -161,10 +161,10 @@ class PipelinedProgram:
             }
         self.channel.finish()
         worker.clear()
-        mesh, found = self.sharding.device_mesh, [grads.get(v) for v in self.inputs]
+        mesh, ours = self.sharding.device_mesh, [grads.get(v) for v in self.inputs]
         return [
             as_dtensor(g, placement_of(x, self.sharding.mesh), mesh) if isinstance(x, DTensor) and g is not None else g
-            for g, x in zip(found, tensors, strict=True)
+            for g, x in zip(ours, tensors, strict=True)
         ]
 
     def weight_grad(self, worker: Worker, grad: Value, held: Held) -> Tensor | None:
@@ -172,9 +172,9 @@ class PipelinedProgram:
         here, others = self.channel.here, [rank for rank in held.ranks if rank != held.owner]
         if here not in held.ranks:
             return None
-        made = grad in self.stages.home  # otherwise it is a cotangent, which everyone has
-        total = self.total(worker, grad) if here == held.owner or not made else empty_of(grad)
-        if others and made:
+        computed = grad in self.stages.home  # otherwise it is a cotangent, which everyone has
+        total = self.total(worker, grad) if here == held.owner or not computed else empty_of(grad)
+        if others and computed:
             self.channel.hand_on(total, held.owner, others)
         return total
 

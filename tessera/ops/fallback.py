@@ -24,16 +24,15 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, contiguous_strides, overlaps_itself, size_hint, size_key
 from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
-from tessera.torch_internals import pytree
+from tessera.ops.twins import is_unwritten, is_users, twins
 from tessera.torch_internals.fake import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
-from tessera.torch_internals.operators import decomposition_table, overload_name
 from tessera.torch_internals.shapes import GuardOnDataDependentSymNode
-from tessera.util.errors import RuleError
+from tessera.util.errors import DerivativeError, RuleError
 
 _memory: dict[tuple, object] = {}
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
@@ -305,13 +304,15 @@ def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula
     """PyTorch's formula of the equation, or of one that computes the same where PyTorch has none, or none to be
     differentiated `again`."""
     failure: Exception | None = None
-    for twin in (*_twins(eqn), eqn) if again and eqn.op in _NOTED else (eqn, *_twins(eqn)):
+    for twin in (*twins(eqn), eqn) if again and eqn.op in _NOTED else (eqn, *twins(eqn)):
         try:
             return make(twin, frozenset())
         except DATA_DEPENDENT:  # a formula that looks at data; what computes the same may differentiate otherwise
             raise
         except (RuntimeError, NotImplementedError) as error:
             failure = failure or error
+            if is_unwritten(error) and is_users(eqn):
+                break
             fixed = _FIXED.search(str(error))
             if fixed and twin is eqn and str(eqn.op).endswith("_backward.default"):
                 # what a forward kernel noted for its backward (a count, a mask): no gradient ever reaches it
@@ -321,20 +322,6 @@ def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula
                 return make(eqn, frozenset(values_in(held)))
     assert failure is not None
     raise failure
-
-
-# PyTorch's Python for these computes something else: labels after a -1 count there.
-_MISTAKEN = frozenset((torch.ops.aten.multilabel_margin_loss_forward.default,))
-
-
-def _twins(eqn: Equation) -> list[Equation]:
-    """Equations that compute the same: PyTorch differentiates `copy_` and not `copy`, and has kernels (silu's
-    backward) that it can only differentiate, or batch, written out."""
-    if isinstance(eqn.op, Special):
-        return []
-    written_out = None if eqn.op in _MISTAKEN else decomposition_table.get(eqn.op)
-    decomposed = [] if written_out is None else [eqn.with_(op=Special(eqn.opname, written_out, "formula"))]
-    return [twin for twin in (_complex_twin(eqn), _writing_twin(eqn)) if twin is not None] + decomposed
 
 
 def kernels_of(run: Callable, fakes: list[FakeTensor], names: list[str], builder: Builder) -> Trace:
@@ -357,6 +344,8 @@ def _remember(kind: str, eqn: Equation, extra: object, mode: FakeTensorMode, mak
         except RuleError:
             raise
         except Exception as error:
+            if is_unwritten(error):
+                raise DerivativeError(f"{eqn.source or eqn.op}: {error}") from error
             raise RuleError(
                 f"PyTorch's own {kind} formula of {eqn.op} could not be traced ({type(error).__name__}: {error}); "
                 f"it was called at {eqn.source or 'an unknown line'}. Give it a rule with tessera.register_operator."
@@ -383,35 +372,6 @@ def _strays(trace: Trace) -> bool:
     meta = torch.device("meta")
     own = any(isinstance(v.type, TensorType) and v.type.device == meta for v in trace.inputs)
     return not own and any(eqn.kwargs.get("device") == meta for eqn in trace.equations)
-
-
-def _complex_twin(eqn: Equation) -> Equation | None:
-    """The same computation with every operand complex. PyTorch's gradients of `fill` and `where` by a real operand
-    beside complex ones are complex, and autograd refuses those; that of the cast takes the real part."""
-    wide = next((v.dtype for v in eqn.results() if v.is_differentiable and v.dtype.is_complex), None)
-    mixed = wide is not None and any(v.is_differentiable and not v.dtype.is_complex for v in eqn.inputs())
-
-    def cast(x: torch.Tensor) -> torch.Tensor:
-        return x.to(wide) if x.is_floating_point() else x
-
-    def run(*args: object, **kwargs: object) -> object:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, cast, (args, kwargs))
-        return eqn.op(*args, **kwargs)  # type: ignore[operator]
-
-    return eqn.with_(op=Special(eqn.opname, run, "formula")) if mixed else None
-
-
-def _writing_twin(eqn: Equation) -> Equation | None:
-    """The same computation by the in-place operator, on a copy."""
-    if isinstance(eqn.op, Special) or eqn.opname.endswith("_"):
-        return None
-    packet = getattr(getattr(torch.ops, eqn.op.namespace), eqn.opname + "_", None)
-    writing = getattr(packet, overload_name(eqn.op), None)
-
-    def run(first: torch.Tensor, *args: object, **kwargs: object) -> object:
-        return writing(first.clone(), *args, **kwargs)  # type: ignore[misc]
-
-    return None if writing is None else eqn.with_(op=Special(eqn.opname, run, "formula"))
 
 
 def _apply(eqn: Equation, values: list[Value], tensors: tuple | list) -> object:

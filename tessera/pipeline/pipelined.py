@@ -86,8 +86,8 @@ def cut_run(run: ShardedRun, forward: Forward, piped: Piped) -> Pipeline:
     outputs = joint.trace.outputs[:count]
     grads = {v: g for v, g in zip(joint.wrt, joint.trace.outputs[count:], strict=True) if isinstance(g, Value)}
     schedule, kept = piped.schedule, {batch[i]: stages for i, stages in piped.kept.items()}
-    made = {v: (stage,) for i, stage in piped.made.items() if isinstance(v := outputs[i], Value)}
-    where = _where(weights, piped, {**kept, **made})
+    given_by = {v: (stage,) for i, stage in piped.made.items() if isinstance(v := outputs[i], Value)}
+    where = _where(weights, piped, {**kept, **given_by})
     stages = cut(joint, schedule.stages, [*weights.values(), *kept], where, again, schedule.split)
     for part, trace in stages.programs.items():
         if trace.equations:
@@ -150,8 +150,8 @@ def _held(
 ) -> dict[str, Held]:
     on, held = schedule.home, {}
     for name, v in weights.items():
-        made = stages.home.get(grads[v]) if v in grads else None
-        owner = on[min(stages.readers[v], default=0) if made is None else made]
+        stage = stages.home.get(grads[v]) if v in grads else None
+        owner = on[min(stages.readers[v], default=0) if stage is None else stage]
         held[name] = Held(owner, tuple(sorted({*(on[s] for s in stages.readers[v]), owner})), stages.readers[v])
     return held
 

@@ -20,8 +20,8 @@ def has_end(schema: dict) -> bool:
     def known(ref: str) -> bool:
         return ref not in endless
 
-    while found := {ref for ref in endless if _ends(targets[ref], known)}:
-        endless -= found
+    while ending := {ref for ref in endless if _ends(targets[ref], known)}:
+        endless -= ending
     return _ends(schema, known)
 
 

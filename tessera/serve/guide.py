@@ -156,7 +156,10 @@ def grammar(kind: str, wanted: object) -> str:
             return _library().LLMatcher.grammar_from_lark(f"start: {listed}")
         case "json_schema", _:
             schema = _schema(wanted)
-            return _library().LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": SPACE})
+            try:
+                return _library().LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": SPACE})
+            except ValueError as error:  # it reads fewer levels of JSON than there may be through references
+                raise GuideError(f"json_schema: {_short(str(error))}") from None
     expected = {"regex": "a text", "choices": "at least one text, none of them empty"}
     raise GuideError(f"{kind}: expected {expected[kind]}, got {wanted!r:.80}")
 
@@ -167,9 +170,9 @@ def _schema(wanted: object) -> str:
         schema = json.loads(_bounded("json_schema", text))
         if not isinstance(schema, dict):
             raise GuideError(f"json_schema: expected an object, got {text:.80}")
-        for what, found, most in (("properties", counted(schema), PROPERTIES), ("levels", levels(schema), LEVELS)):
-            if found > most:
-                raise GuideError(f"json_schema: expected at most {most} {what}, got {found}")
+        for what, count, most in (("properties", counted(schema), PROPERTIES), ("levels", levels(schema), LEVELS)):
+            if count > most:
+                raise GuideError(f"json_schema: expected at most {most} {what}, got {count}")
         if not has_end(schema):
             raise GuideError("json_schema: no value satisfies it: what it requires requires itself again, without end")
     except RecursionError:

@@ -219,6 +219,6 @@ def check_trust(container: Container, device: torch.device) -> None:
 def _read_tokenizer(container: Container) -> PreTrainedTokenizerBase | None:
     with tempfile.TemporaryDirectory() as folder:
         for name in container.members:
-            if found := TOKENIZER.fullmatch(name):
-                (Path(folder) / found[1]).write_bytes(container.read(name))
+            if match := TOKENIZER.fullmatch(name):
+                (Path(folder) / match[1]).write_bytes(container.read(name))
         return tokenizer_of(folder)

@@ -132,11 +132,11 @@ class Runner:
         if flight.layout.steady:
             return [Taken(work, [token]) for work, token in zip(works, tokens, strict=True)]
         asked = [(i, row) for i, row in enumerate(rows) if row.most is not None]
-        found = {
+        logprobs = {
             i: Logprob(token, value, tuple(zip(ids, logs, strict=True))[: row.most])
             for (i, row), token, value, logs, ids in zip(asked, *log, strict=True)
         } if asked else {}  # fmt: skip
-        return _handed_out(works, rows, tokens, found)
+        return _handed_out(works, rows, tokens, logprobs)
 
     def _next(self, works: Sequence[Work]) -> _Layout:
         if self._layout is not None and self._layout.follows(works):

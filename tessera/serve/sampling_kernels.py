@@ -61,10 +61,10 @@ def _from_on(
     """The largest key from which on the row has at least `target` tokens; with MASS, weights that sum up to it, of the
     keys that are at least `least`."""
     digits = tl.arange(0, _DIGITS).to(tl.uint32)
-    found = tl.zeros([], tl.uint32)
+    least_key = tl.zeros([], tl.uint32)
     for turn in range((BITS + _DIGIT - 1) // _DIGIT):
         shift = tl.maximum(BITS - _DIGIT * (turn + 1), 0)
-        tried = found + (digits << shift.to(tl.uint32))
+        tried = least_key + (digits << shift.to(tl.uint32))
         sums = tl.zeros([_DIGITS], tl.float64)
         for start in range(0, vocabulary, TILE):
             x = _load(logits, start + tl.arange(0, TILE), vocabulary)
@@ -74,8 +74,8 @@ def _from_on(
             else:
                 weight = tl.where(x == x, 1.0, 0.0)
             sums += tl.sum(tl.where(key[:, None] >= tried[None, :], weight.to(tl.float64)[:, None], 0.0), 0)
-        found += tl.max(tl.where(sums >= target, digits, 0), 0).to(tl.uint32) << shift.to(tl.uint32)
-    return found
+        least_key += tl.max(tl.where(sums >= target, digits, 0), 0).to(tl.uint32) << shift.to(tl.uint32)
+    return least_key
 
 
 @triton.jit

@@ -211,10 +211,10 @@ def stages(costs: list[float], count: int) -> list[int]:
 
 def _filled(costs: list[float], room: float) -> list[int]:
     """Stages filled one after the other, each with no more than `room`."""
-    found, stage, used = [], 0, 0.0
+    stages, stage, used = [], 0, 0.0
     for cost in costs:
         if used and used + cost > room:
             stage, used = stage + 1, 0.0
         used += cost
-        found.append(stage)
-    return found
+        stages.append(stage)
+    return stages

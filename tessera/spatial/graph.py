@@ -193,9 +193,9 @@ class Graph:
 
     def home(self, name: str, dtype: torch.dtype, rows: int, columns: int, source: Source = NOWHERE) -> Home:
         base = self.homes[-1].base + self.homes[-1].size if self.homes else 0
-        made = Home(self.fresh(name), dtype, rows, columns, base, source)
-        self.homes.append(made)
-        return made
+        added = Home(self.fresh(name), dtype, rows, columns, base, source)
+        self.homes.append(added)
+        return added
 
     def left(self, number: int, dtype: torch.dtype, rows: int, columns: int) -> Home:
         """The home of a value that is left on a chip; every rank and every part of the program calls it the same."""

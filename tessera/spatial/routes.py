@@ -118,13 +118,13 @@ class Routes:
         return known
 
     def hops(self, route: Route) -> list[Hop]:
-        found, offset, window = [], 0, 0
+        passed, offset, window = [], 0, 0
         for a, b in zip(route[:-1], route[1:], strict=True):
             edge = self.machine.neighbours(a)[b]
-            found.append(Hop(a, b, edge, offset, window))
+            passed.append(Hop(a, b, edge, offset, window))
             offset += edge.latency
             window += edge.jitter
-        return found
+        return passed
 
     def delay(self, route: Route) -> int:
         """Cycles from a send to its recv."""

@@ -205,12 +205,12 @@ def urgency(steps: list[Step]) -> dict[Step, int]:
 
 def _sum_before(steps: list[Step]) -> dict[Step, Step]:
     """For the first product of a sum: the last one of the sum before it."""
-    found: dict[Step, Step] = {}
+    last_before: dict[Step, Step] = {}
     last: dict[tuple, Step] = {}
     for s in steps:
         if s.kind == "product" and s.target is not None:
             key = s.core, s.target.tile.home
             if key in last and not s.add:
-                found[s] = last[key]
+                last_before[s] = last[key]
             last[key] = s
-    return found
+    return last_before

@@ -331,7 +331,7 @@ def host_rows(shape: tuple[int, ...], box: Box) -> list[tuple[tuple, int, int]]:
     if len(shape) == 1:
         return [((across,), top, bottom)]
     inner = shape[-2]
-    found = []
+    blocks = []
     while top < bottom:
         outer, at = divmod(top, inner)
         stop = min(bottom, top - at + inner)
@@ -339,6 +339,6 @@ def host_rows(shape: tuple[int, ...], box: Box) -> list[tuple[tuple, int, int]]:
         for size in reversed(shape[:-2]):
             outer, number = divmod(outer, size)
             place.append(number)
-        found.append(((*reversed(place), (at, at + stop - top), across), top, stop))
+        blocks.append(((*reversed(place), (at, at + stop - top), across), top, stop))
         top = stop
-    return found
+    return blocks

@@ -83,16 +83,16 @@ def _read(entry: Entry, arrays: Mapping[str, np.ndarray]) -> list[object]:
     leaves = entry.arguments.leaves.leaves
     if missing := [leaf.name for leaf in leaves if not hasattr(leaf, "value") and leaf.name not in arrays]:
         raise OptionError(f"--inputs: expected an array called {missing[0]!r}; there are {', '.join(arrays)}")
-    found: list[object] = []
+    values: list[object] = []
     for leaf in leaves:
         match leaf:
             case TensorLeaf():
-                found.append(torch.from_numpy(arrays[leaf.name]).to(leaf.device, leaf.dtype))
+                values.append(torch.from_numpy(arrays[leaf.name]).to(leaf.device, leaf.dtype))
             case SizeLeaf():
-                found.append(int(arrays[leaf.name]))
+                values.append(int(arrays[leaf.name]))
             case _:
-                found.append(leaf.value)
-    return found
+                values.append(leaf.value)
+    return values
 
 
 def random_leaves(entry: Entry, asked: Mapping[str, int], seed: int = 0) -> list[object]:
@@ -112,10 +112,10 @@ def random_leaves(entry: Entry, asked: Mapping[str, int], seed: int = 0) -> list
     def tensor(leaf: TensorLeaf) -> torch.Tensor:
         shape, stride = ([size(n) for n in part] for part in (leaf.shape, leaf.stride))
         if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
-            made = torch.randn(shape, generator=generator).to(leaf.dtype)
+            data = torch.randn(shape, generator=generator).to(leaf.dtype)
         else:
-            made = torch.randint(0, 2, shape, generator=generator).to(leaf.dtype)
-        return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=leaf.device).copy_(made)
+            data = torch.randint(0, 2, shape, generator=generator).to(leaf.dtype)
+        return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=leaf.device).copy_(data)
 
     leaves: list[object] = []
     for leaf in arguments.leaves:

@@ -92,10 +92,10 @@ class Group:
             self._reduces[how].reduceOp = op
 
     def _backend(self, device: torch.device) -> Any:
-        found = self._backends.get(device)
-        if found is None:
-            found = self._backends[device] = self._group._get_backend(device)
-        return found
+        backend = self._backends.get(device)
+        if backend is None:
+            backend = self._backends[device] = self._group._get_backend(device)
+        return backend
 
     def all_gather(self, out: Tensor, x: Tensor) -> Any:
         return self._backend(x.device)._allgather_base(out, x, self._gathers)

@@ -60,9 +60,10 @@ def all_entries() -> Iterator[Any]:
 def forget(code: types.CodeType) -> None:
     """Free what was compiled of this code. Dynamo keeps it for good: the code holds what was compiled of it, and a
     table holds the code for as long as that lives."""
-    for resumed in (_resumed.cache.get(code) or {}).values():  # what follows a graph break
-        forget(resumed)
+    after_breaks = (_resumed.cache.get(code) or {}).values()
     _resumed.cache._remove_id(id(code))  # it holds what resumes, which holds what it resumes
+    for resumed in after_breaks:  # of a loop that is the code itself
+        forget(resumed)
     compiled = [place for place, origin in _origins.values.items() if origin is code]
     reset_code(code)
     for place in compiled:  # code that ended in a graph break lives on, unused: take what it put into globals

@@ -23,6 +23,7 @@ else:
 
 LOGGER = _HOME  # the name under which it logs
 unset_fake_temporarily = symbol(f"{_HOME}.unset_fake_temporarily", "working on real tensors while a program is traced")
+without_cache = symbol(f"{_HOME}.disable_fake_tensor_cache", "types that are remembered elsewhere")
 detect_fake_mode = symbol("torch._guards.detect_fake_mode", "finding the mode that a program's fake tensors live in")
 # The fake mode that a user has entered, if any.
 active_fake_mode = partial(dispatch_mode, ModeKey.FAKE)

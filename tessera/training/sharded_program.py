@@ -39,7 +39,7 @@ from tessera.training.program import (
     seeded,
     write_extras,
 )
-from tessera.transforms.join import joined, renamed
+from tessera.transforms.join import joined, relaid
 from tessera.transforms.remat import Split
 from tessera.transforms.shard.joint import Partition
 from tessera.util.errors import CaptureError, Unserial
@@ -120,7 +120,7 @@ class ShardedStepRun(ShardedRun):
             if extra.kind == "param":
                 rename[v] = local[self.with_grads[extra.member]]
         self.extras = tuple(e for e in extras if e.kind != "param")
-        update = renamed(update, rename)
+        update = relaid(update, rename)
         inputs = tuple(v for v in update.inputs if v not in set(grads.values()))
         return joined(backward.with_(outputs=()), update.with_(inputs=inputs), 0, backward.name)
 

@@ -161,6 +161,12 @@ def _frames(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[Callable,
     return frames["loss"], frames["step"]
 
 
+def _of_outputs(loss_fn: Callable | None) -> bool:
+    """One of PyTorch's own losses, which take what a model gave."""
+    modules = (torch.nn.functional.__name__, torch.nn.modules.loss.__name__)
+    return getattr(loss_fn, "__module__", "") in modules
+
+
 def _batch_names(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[str, ...]:
     names = argument_names(model if loss_fn is None else loss_fn)
     return names if loss_fn is None else names[1:]
@@ -237,6 +243,9 @@ def train_step(
         raise OptionError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if loss_fn is not None and not callable(loss_fn):
         raise OptionError(f"loss_fn: expected a function of the model and a batch, or None, got {loss_fn!r}")
+    if _of_outputs(loss_fn):
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        raise OptionError(f"loss_fn: {name} takes no model; expected lambda model, x, y: loss(model(x), y) or the like")
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise OptionError(f"accumulate: expected a number of calls, at least 1, got {accumulate!r}")
     _check_optimizer(optimizer)

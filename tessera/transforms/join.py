@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Special, Value, map_values
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.ir.verify import same_type
 
 
 def renamed(trace: Trace, rename: dict[Value, Value]) -> Trace:
@@ -23,6 +28,23 @@ def renamed(trace: Trace, rename: dict[Value, Value]) -> Trace:
         mutations={look(t): look(v) for t, v in trace.mutations.items()},
         symbols={s: (look(v), d) for s, (v, d) in trace.symbols.items()},
     )
+
+
+def relaid(trace: Trace, given: Mapping[Value, Value]) -> Trace:
+    """The same program over other inputs, whose strides may be others: types follow from them, places stay."""
+    rename, mode = dict(given), mode_of(trace)
+    if all(same_type(a.type, b.type) for a, b in given.items()):
+        return renamed(trace, rename)
+    equations = []
+    for eqn in trace.equations:
+        here = eqn.substitute(rename)
+        made = fake.infer(here.op, here.args, here.kwargs, mode)
+        types = made if isinstance(made, list) else [made]
+        for v, type_ in zip(eqn.outputs, types, strict=True):
+            if v is not None and isinstance(type_, TensorType) and not same_type(v.type, type_):
+                rename[v] = Value(v.name, type_.placed(v.tensor.placement))
+        equations.append(eqn.renamed(rename))
+    return renamed(trace, rename).with_(equations=tuple(equations))
 
 
 def joined(forward: Trace, backward: Trace, results: int, name: str) -> Trace:

@@ -39,15 +39,15 @@ def over_ranks(trace: Trace, varies: Mapping[Value, tuple[str, ...]], mesh: Mesh
     """`varies` are the axes along which inputs differ; others are the same on all ranks."""
     trace = _named(in_place(trace), mesh, axes_of)
     told = [varies.get(v, ()) for v in trace.inputs]
-    found: list[tuple[str, ...]] = [()] * len(trace.outputs)
+    differing: list[tuple[str, ...]] = [()] * len(trace.outputs)
     for axis, ranks in reversed(mesh.axes):  # the last axis stands innermost
         if ranks == 1:
             continue
         rows = {v: (_stacked(v.tensor, ranks), 0) for v, axes in zip(trace.inputs, told, strict=True) if axis in axes}
         batched = vmap(trace, rows, ranks, randomness="different", axis=axis)
         trace = sweep(batched.trace)
-        found = [(axis, *axes) if differs else axes for differs, axes in zip(batched.on, found, strict=True)]
-    return OverRanks(trace, tuple(found))
+        differing = [(axis, *axes) if differs else axes for differs, axes in zip(batched.on, differing, strict=True)]
+    return OverRanks(trace, tuple(differing))
 
 
 def _stacked(type_: TensorType, ranks: int) -> TensorType:

@@ -19,6 +19,10 @@ class IndexingError(CaptureError, IndexError):
     """Indices that do not fit the tensor; a compiled graph runs eagerly, and PyTorch says so."""
 
 
+class DerivativeError(CaptureError, NotImplementedError):
+    """A derivative that PyTorch does not have was asked for; a compiled graph runs eagerly, and PyTorch says so."""
+
+
 class VerifyError(TesseraError):
     """A Trace breaks one of its own rules; the message shows the equations around the fault."""
 

@@ -27,10 +27,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 
-from .judge import Eager, Verdict, judge, run  # noqa: E402
+from .judge import Verdict, judge  # noqa: E402
 from .programs import KINDS, OPTIONAL, kind_of, make  # noqa: E402
+from .runs import run  # noqa: E402
 from .shrink import manner, shrink  # noqa: E402
 from .text import render  # noqa: E402
+from .ways import EAGERLY  # noqa: E402
 
 BATCH = 200
 PATIENCE = 90.0  # seconds for one program, shrinking it included
@@ -173,7 +175,7 @@ def _text(seed: int, kind: str) -> str:
 
 
 def _run_eagerly(text: str) -> None:
-    run(text, lambda fn: fn, Eager())
+    run(text, EAGERLY)
 
 
 def _elsewhere(fn: Callable, *args: object, patience: float = PATIENCE) -> tuple[Any, int]:

@@ -12,10 +12,12 @@ from collections.abc import Callable
 
 import pytest
 
-from .judge import Verdict, compared, judge, run
+from .judge import Verdict, judge
 from .programs import KINDS, kind_of, make
 from .run import one, sweep
+from .runs import compared, run
 from .text import Block, render, size, smaller
+from .ways import EAGERLY
 
 
 def check_programs(seeds: range, kind: str) -> None:
@@ -79,10 +81,10 @@ def test_what_is_right_is_the_same_and_what_is_not_is_found() -> None:
     def wrong(fn: Callable) -> Callable:
         return lambda *args: fn(*args) * 1.5
 
-    eager = run(PROGRAM, lambda fn: fn, None)
-    assert "expected" in compared(eager, run(PROGRAM, wrong, None), PROGRAM, "jit")
-    assert "memory" in compared(eager, run(PROGRAM, lambda fn: lambda x: x.copy_(fn(x)), None), PROGRAM, "jit")
-    assert not compared(eager, run(PROGRAM, lambda fn: fn, None), PROGRAM, "jit")
+    eager = run(PROGRAM, EAGERLY)
+    assert "expected" in compared(eager, run(PROGRAM, (wrong, None)), PROGRAM, "jit")
+    assert "memory" in compared(eager, run(PROGRAM, (lambda fn: lambda x: x.copy_(fn(x)), None)), PROGRAM, "jit")
+    assert not compared(eager, run(PROGRAM, EAGERLY), PROGRAM, "jit")
 
 
 DRAWS = """

@@ -12,6 +12,8 @@ from torch import nn
 import tessera
 from tessera.ir import fake
 from tessera.ir.strides import laid_out
+from tessera.ir.verify import verify
+from tessera.torch_internals.memory import storage_id
 
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
@@ -169,3 +171,32 @@ def test_norms_over_dimensions_of_one(dim: list[int] | None, keepdim: bool) -> N
     fast = tessera.jit(lambda x: torch.linalg.vector_norm(x, 2, dim, keepdim), frontend="functional")
     expected = torch.autograd.grad(torch.linalg.vector_norm(x, 2, dim, keepdim).sum(), x)
     torch.testing.assert_close(torch.autograd.grad(fast(x).sum(), x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_integers_are_divided_in_the_default_dtype(dtype: torch.dtype) -> None:
+    """The same call has results of other types; no earlier answer is given."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        trace = trace_of(lambda x: x / x, torch.ones(3, 2, dtype=torch.int64))
+        assert trace.outputs[0].dtype == dtype
+        verify(trace)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(("op", "runs"), [(aten.exp.default, 1), (aten.alias.default, 2), (aten.exp_.default, 2)])
+def test_what_has_memory_of_its_own_is_computed_once(op: torch._ops.OpOverload, runs: int) -> None:
+    mode, ran = fake.default_mode(), []
+
+    def rule(x: torch.Tensor) -> torch.Tensor:
+        ran.append(x)
+        return op(x)
+
+    with mode:
+        for x in (torch.empty(5, 771).t(), torch.empty(5, 771).t()):
+            out = fake.remembered(rule, op, [x], (x,), {})
+            assert isinstance(out, torch.Tensor) and out.fake_mode is mode and out.stride() == (1, 771)
+            assert (storage_id(out) == storage_id(x)) == (runs == 2)
+    assert len(ran) == runs

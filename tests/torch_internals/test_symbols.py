@@ -173,6 +173,19 @@ def test_what_dynamo_holds_can_be_looked_at_and_freed() -> None:
     assert not frames.cache_entries(f.__code__) and dynamo.recompile_reason() == ""
 
 
+def test_what_follows_a_break_in_a_loop_is_freed_once() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        while x.norm() > 1:
+            x = x / 2
+        return x
+
+    torch.compile(f, backend="eager")(torch.full((3,), 8.0))
+    resumed = list(dynamo._resumed.cache.get(f.__code__).values())
+    assert resumed
+    dynamo.forget(f.__code__)
+    assert not any(frames.cache_entries(code) for code in (f.__code__, *resumed))
+
+
 def test_nested_structures() -> None:
     tree = {"a": [1, (2, 3)], "b": None}
     leaves, spec = pytree.tree_flatten(tree)

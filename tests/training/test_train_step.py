@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -445,3 +446,10 @@ def test_a_stage_can_be_edited(tmp_path):
     before = model.second.weight.detach().clone()
     step(*batch)
     assert torch.equal(model.second.weight, before)
+
+
+@pytest.mark.parametrize("loss", [torch.nn.functional.cross_entropy, torch.nn.MSELoss()])
+def test_a_loss_of_outputs_is_no_loss_of_a_model(loss: Callable) -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(OptionError, match="takes no model; expected lambda model, x, y"):
+        tessera.train_step(model, loss, torch.optim.SGD(model.parameters()))

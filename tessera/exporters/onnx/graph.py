@@ -115,13 +115,13 @@ class Graph:
             given.pop()
         own = dtype if dtype is not None else next(x.dtype for x in inputs if x is not None)
         module = self.source.module
-        made = [self.fresh(f"{module}.{kind}" if module else kind) for _ in range(outputs or 1)]
+        outs = [self.fresh(f"{module}.{kind}" if module else kind) for _ in range(outputs or 1)]
         kept = {k: v for k, v in attributes.items() if v is not None}
-        self.nodes.append(Node(kind, given, made, kept, domain, self.source))
+        self.nodes.append(Node(kind, given, outs, kept, domain, self.source))
         if shape is None and kind in ELEMENTWISE and all(x is None or x.shape is not None for x in inputs):
             shape = broadcast([x.sizes for x in inputs if x is not None])
-        dtypes = [own] * len(made) if isinstance(own, torch.dtype) else list(own)
-        refs = [Ref(n, d, None if shape is None else tuple(shape)) for n, d in zip(made, dtypes, strict=True)]
+        dtypes = [own] * len(outs) if isinstance(own, torch.dtype) else list(own)
+        refs = [Ref(n, d, None if shape is None else tuple(shape)) for n, d in zip(outs, dtypes, strict=True)]
         return refs if outputs else refs[0]
 
     def written(self) -> tuple[int, int, int]:

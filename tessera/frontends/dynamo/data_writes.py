@@ -36,6 +36,24 @@ def refuse_hidden_writes(gm: torch.fx.GraphModule) -> None:
             raise CaptureError(f"a write through .data to what {written.name} shares, after a differentiable use of it")
 
 
+def refuse_inner_leaves(gm: torch.fx.GraphModule) -> None:
+    """No argument may get its history from a leaf that the graph makes (`requires_grad_`): gradients of a compiled
+    program are those of its arguments. Where a result has such a history, Dynamo ends the graph before."""
+    nodes = list(gm.graph.nodes)
+    behind = {n.args[0] for n in nodes if n.target == "requires_grad_"}
+    if not behind:  # nearly always
+        return
+    arguments = {_memory(n) for n in nodes if n.op in ("placeholder", "get_attr")} - {None}
+    written: set[int | None] = set()  # memory that has such a history
+    for node in nodes:
+        made = node if (target := _written(node)) is None else target
+        if any(n in behind or _memory(n) in written for n in node.all_input_nodes) and _differentiable(made):
+            behind.add(node)
+            written |= {_memory(target)} - {None}
+        if written & arguments:
+            raise CaptureError(f"{node.name} writes what depends on a leaf of the graph's own to an argument")
+
+
 def written_arguments(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
     """The arguments with a gradient whose memory the graph writes: they go on with another history."""
     written = {_memory(target) for node in gm.graph.nodes if (target := _written(node)) is not None} - {None}
@@ -83,7 +101,7 @@ def _written(node: torch.fx.Node) -> torch.fx.Node | None:
     if isinstance(out, torch.fx.Node):
         return out
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
+    in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
     updates = node.target is operator.setitem or getattr(operator, name, None) is node.target and name.startswith("i")
     first = node.args[0] if node.args else None
     called = node.op in ("call_method", "call_function")

@@ -18,7 +18,7 @@ import torch
 
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.dynamo.blocks import Block
-from tessera.frontends.dynamo.data_writes import refuse_hidden_writes, uncounted_arguments
+from tessera.frontends.dynamo.data_writes import refuse_hidden_writes, refuse_inner_leaves, uncounted_arguments
 from tessera.frontends.dynamo.frames import MODEL, OWN_FILE
 from tessera.frontends.dynamo.global_state import leave_contexts, refuse_setter
 from tessera.frontends.dynamo.hooks import behind_hooks, check_between_results, record_hook
@@ -59,6 +59,7 @@ def capture_graph(
         )
     check_between_results(gm)
     refuse_hidden_writes(gm)
+    refuse_inner_leaves(gm)
     refuse_outside_histories(gm, example_inputs)
     mode = fake_mode(placeholders, example_inputs)
     mode.epoch += 1  # sizes that Dynamo learned of its inputs' contents are forgotten: the trace has symbols of its own

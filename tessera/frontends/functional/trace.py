@@ -229,9 +229,24 @@ def _deepcopy(original: Callable) -> Callable:
     return method
 
 
+def _by_steps(original: Callable) -> Callable:
+    """oneDNN's LSTM is one operator without rules: its gradient's sizes cannot be told, nor is there one of a batch."""
+
+    def forward(*args: Any, **kwargs: Any) -> object:
+        onednn, was = torch.backends.mkldnn, torch.backends.mkldnn.enabled
+        onednn.enabled = False
+        try:
+            return original(*args, **kwargs)
+        finally:
+            onednn.enabled = was
+
+    return forward
+
+
 WATCHED += [(torch.Tensor, name, _refused(name)) for name in ("requires_grad_", "retain_grad")]
 WATCHED.append((torch.Tensor, "data", watched_data))
 WATCHED += [(owner, "__deepcopy__", _deepcopy) for owner in (torch.Tensor, torch.nn.Parameter)]
+WATCHED += [(torch.nn.LSTM, "forward", _by_steps), (torch, "lstm", _by_steps)]
 
 
 def mode_for(leaves: Sequence[object]) -> FakeTensorMode:

@@ -99,9 +99,9 @@ class Imported:
         except ASKS_A_VALUE as error:
             reason = str(error).splitlines()[0]
             raise CaptureError(f"the program asks what a tensor holds, which only a run tells: {reason}") from error
-        found = whole_operators(captured.trace)
-        lifted = tuple(found.constants.values())
-        trace = found.with_(inputs=(*found.inputs, *found.constants), constants={})
+        whole = whole_operators(captured.trace)
+        lifted = tuple(whole.constants.values())
+        trace = whole.with_(inputs=(*whole.inputs, *whole.constants), constants={})
         grads = (*(x.requires_grad for x in tensors), *(False for _ in lifted))
         numbers = tuple((i, d, tensors[i].shape[d]) for i, d in opened if (i, d) not in symbols)
         fits = Fits(env, guards_of(env, sizes), tuple(symbols), numbers)

@@ -103,11 +103,6 @@ class Factors:
             before *= size
         return None
 
-    def made(self) -> set[str]:
-        """Factors that results have and operands have not: an operator that makes or repeats values."""
-        given = {f for dims in self.operands for dim in dims for f in dim}
-        return {f for dims in self.results if dims is not None for dim in dims for f in dim} - given
-
 
 def _known(size: Size | None) -> int:
     return size if isinstance(size, int) else 1

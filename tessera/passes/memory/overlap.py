@@ -28,7 +28,7 @@ from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.mode import mode_of
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, contiguous_strides, size_hint
+from tessera.ir.types import TensorType, size_hint
 from tessera.ops.op import flops
 from tessera.passes.memory.alias import roots, shown
 from tessera.passes.memory.schedule import live_bytes
@@ -92,15 +92,15 @@ def _aside(trace: Trace, products: Collection[int]) -> set[int]:
     """The places, before the last product, of equations that lead to no product and no exchange."""
     last = max(products, default=-1)
     useful: set[Value] = set()
-    found = set()
+    aside = set()
     for i in range(len(trace.equations) - 1, -1, -1):
         eqn = trace.equations[i]
         leads = i in products or is_collective(eqn, *PAIRED) or not useful.isdisjoint(eqn.results())
         if leads:
             useful.update(eqn.inputs())
         elif i < last and not has_effect(eqn) and sum(v.nbytes() for v in _tensors(eqn)) <= LITTLE:
-            found.add(i)
-    return found
+            aside.add(i)
+    return aside
 
 
 def _own(trace: Trace, exchanges: list[Equation]) -> set[Value]:
@@ -109,11 +109,7 @@ def _own(trace: Trace, exchanges: list[Equation]) -> set[Value]:
     seen = Counter(root for v in of for root in of[v])
     given = shown([*trace.results(), *trace.mutations.values()], of)
     operands = {x for e in exchanges if readers[x := e.inputs()[0]] == 1 and of[x] == {x} and seen[x] == 1}
-    return {x for x in operands - given - {*trace.inputs, *trace.constants} if _dense(x)}
-
-
-def _dense(v: Value) -> bool:
-    return isinstance(v.type, TensorType) and tuple(v.type.stride) == contiguous_strides(v.type.shape)
+    return {x for x in operands - given - {*trace.inputs, *trace.constants} if x.tensor.is_row_major}
 
 
 def _tensors(eqn: Equation) -> list[Value]:
@@ -197,13 +193,13 @@ class _Order:
 
     def readers(self, trace: Trace) -> dict[Value, float]:
         """When results of exchanges are read; those for which no product has time are urgent."""
-        clock, made, read = 0.0, dict[Value, float](), dict[Value, float]()
+        clock, computed, read = 0.0, dict[Value, float](), dict[Value, float]()
         for eqn in trace.equations:
-            made.update(dict.fromkeys(eqn.results(), clock))
+            computed.update(dict.fromkeys(eqn.results(), clock))
             for v in eqn.inputs():
                 if v in self.results and v not in read and v not in self.late:
                     read[v] = clock
-                    if made.get(self.results[v].inputs()[0]) == clock:
+                    if computed.get(self.results[v].inputs()[0]) == clock:
                         self.urgent[axis_in(self.results[v].args[1:])].append(v)
             clock += self.work.get(eqn.results()[0], 0.0) if eqn.results() else 0.0
         return read

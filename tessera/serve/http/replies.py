@@ -55,19 +55,19 @@ class Reply:
         kind = "text_completion" if not self.chats else f"chat.completion{'.chunk' if streamed else ''}"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _logprobs(self, found: Sequence[Message], offset: int) -> Message | None:
+    def _logprobs(self, likely: Sequence[Message], offset: int) -> Message | None:
         if not self.wants_logprobs:
             return None
         if self.chats:
-            return {"content": [_chat_logprob(one) for one in found], "refusal": None}
+            return {"content": [_chat_logprob(one) for one in likely], "refusal": None}
         offsets, at = [], offset
-        for one in found:
+        for one in likely:
             offsets.append(at)
             at += len(str(one["token"]))
         return {
-            "tokens": [one["token"] for one in found],
-            "token_logprobs": [one["logprob"] for one in found],
-            "top_logprobs": [dict(one["top"]) for one in found],  # type: ignore[call-overload]
+            "tokens": [one["token"] for one in likely],
+            "token_logprobs": [one["logprob"] for one in likely],
+            "top_logprobs": [dict(one["top"]) for one in likely],  # type: ignore[call-overload]
             "text_offset": offsets,
         }
 
@@ -114,8 +114,8 @@ class Reply:
         choice = self.choices[index]
         delta = {"content": piece["text"]} if piece["text"] or not finish else {}
         body: Message = {"delta": delta} if self.chats else {"text": piece["text"]}
-        found: Sequence[Message] = piece["logprobs"]  # type: ignore[assignment]
-        logprobs = self._logprobs(found, choice.offset) if found else None
+        likely: Sequence[Message] = piece["logprobs"]  # type: ignore[assignment]
+        logprobs = self._logprobs(likely, choice.offset) if likely else None
         choice.offset += len(str(piece["text"]))
         return self._chunk(index, body, logprobs, finish, usage)
 

@@ -115,11 +115,11 @@ def _ordered(trace: Trace, starts: list[int], period: int, count: int) -> list[i
     """Where blocks may begin; first where the fewest values are carried from one to the next."""
     last_read = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.inputs()}
     last_read |= dict.fromkeys(trace.results(), len(trace.equations))
-    made = trace.places()
+    place_of = trace.places()
 
     def carried(start: int) -> int:
         border = start + (count - 1) * period
-        return sum(border - period <= place < border <= last_read.get(v, -1) for v, place in made.items())
+        return sum(border - period <= place < border <= last_read.get(v, -1) for v, place in place_of.items())
 
     return sorted(starts, key=carried)
 
@@ -129,20 +129,20 @@ class _Split:
 
     def __init__(self, got: Captured, start: int, period: int, count: int) -> None:
         self.got, self.trace, self.start, self.period, self.count = got, got.trace, start, period, count
-        self.made = self.trace.places()
+        self.place_of = self.trace.places()
         self.end = start + period * count
         self.base = self.end - period
         body = self.trace.equations[self.base : self.end]
-        read = dict.fromkeys(v for eqn in body for v in eqn.inputs() if self.made.get(v, self.base) < self.base)
-        self.carried = tuple(v for v in read if self.made[v] >= self.base - period)
-        self.shared = [v for v in read if self.made[v] < start]
+        read = dict.fromkeys(v for eqn in body for v in eqn.inputs() if self.place_of.get(v, self.base) < self.base)
+        self.carried = tuple(v for v in read if self.place_of[v] >= self.base - period)
+        self.shared = [v for v in read if self.place_of[v] < start]
         self.simple = len(read) == len(self.carried) + len(self.shared)  # no block reads far behind
         self.leaves = tuple(self.later(v) for v in self.carried)
         self.bound: list[dict[Value, Value]] = []  # what each block has for the values of the last one
 
     def later(self, v: Value) -> Value:
         """What stands where a value does, a block later."""
-        place = self.made[v]
+        place = self.place_of[v]
         at = self.trace.equations[place].outputs.index(v)
         other = self.trace.equations[place + self.period].outputs[at]
         assert other is not None
@@ -164,7 +164,7 @@ class _Split:
             before = bound
         inside = range(self.start, self.end)
         behind = [v for eqn in self.trace.equations[self.end :] for v in eqn.inputs()]
-        wanted = [v for v in [*behind, *values_in(self.trace.outputs)] if self.made.get(v, -1) in inside]
+        wanted = [v for v in [*behind, *values_in(self.trace.outputs)] if self.place_of.get(v, -1) in inside]
         return set(wanted) <= set(self.leaves)
 
     def matched(self, first: int) -> dict[Value, Value] | None:
@@ -184,7 +184,7 @@ class _Split:
         return bound if alike and after else None
 
     def alike(self, x: Value, y: Value) -> bool:
-        if self.made.get(x, -1) >= self.base or x in self.carried:
+        if self.place_of.get(x, -1) >= self.base or x in self.carried:
             return x.type == y.type
         return x is y or (x in self.got.weights and y in self.got.weights and x.type == y.type)
 
@@ -195,8 +195,8 @@ class _Split:
         behind = [eqn.substitute(last) for eqn in equations[self.end :]]
         outputs = tuple(last.get(o, o) if isinstance(o, Value) else o for o in self.trace.outputs)
         block = self.segment(self.shared, equations[self.base : self.end], self.leaves, True)
-        early = {v for eqn in behind for v in eqn.inputs() if self.made.get(v, self.start) < self.start}
-        early |= {v for v in values_in(outputs) if self.made.get(v, self.start) < self.start}
+        early = {v for eqn in behind for v in eqn.inputs() if self.place_of.get(v, self.start) < self.start}
+        early |= {v for v in values_in(outputs) if self.place_of.get(v, self.start) < self.start}
         weights = [{v: self.weight(v, bound.get(v, v)) for v in block.got.weights} for bound in self.bound]
         varying = frozenset(v for v in block.got.weights if self.varies(v))
         return Segments(
@@ -228,8 +228,8 @@ class _Split:
     ) -> Segment:
         """Equations with those from before all blocks that they need; `whole`: with all of these."""
         head = self.trace.equations[: self.start] if whole else self.needed(early)
-        made = {v for eqn in (*head, *equations) for v in eqn.results()}
-        states = {v: after for v, after in self.trace.mutations.items() if after in made}
+        computed = {v for eqn in (*head, *equations) for v in eqn.results()}
+        states = {v: after for v, after in self.trace.mutations.items() if after in computed}
         body = dce(self.trace.with_(equations=(*head, *equations), outputs=outputs, mutations=states, symbols={}))
         read = {v for eqn in body.equations for v in eqn.inputs()} | set(values_in(outputs)) | set(states)
         carried = () if whole else self.carried

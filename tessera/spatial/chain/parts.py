@@ -117,7 +117,7 @@ class Mapper:
         tiling, tiles, routes, effort = self.tiled(graph, stages)
         arranged = {name: m for m, name in tiling.on.arranged_names.items()}
         ranks = {chip: rank for stage in stages for rank, chip in enumerate(stage)}
-        found = []
+        turns = []
         for flip in (0, 1) if both and self.halves == 2 else (0,):
             regions = regions_of(tiles.tiles, self.halves)
             kept = self.halves - 1  # the half of what stays between parts
@@ -125,5 +125,5 @@ class Mapper:
             steps = Steps(tiles, self.machine, routes, regions, effort.tile_bytes).run()
             timed = schedule(steps, self.machine)
             halves = {tile: region ^ flip for tile, region in regions.items()}
-            found.append(Part(f"{name}{'_turned' if flip else ''}", ranks, tiles, timed, halves, arranged))
-        return found
+            turns.append(Part(f"{name}{'_turned' if flip else ''}", ranks, tiles, timed, halves, arranged))
+        return turns

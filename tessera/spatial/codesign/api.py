@@ -108,8 +108,8 @@ def codesign(
     base = bench.point({})
     useful = [ask for ask in wanted if ask.gain > NOTHING][:ASKED]
     turned = {d.name: d for d in (*varied, *(ask.dial for ask in wanted if ask.gain > NOTHING))}
-    slopes = [found for dial in turned.values() if base.fits and (found := elasticity(bench, dial))]
-    knees = [found for dial, values in axes.values() if (found := knee(bench, dial, values))]
+    slopes = [slope for dial in turned.values() if base.fits and (slope := elasticity(bench, dial))]
+    knees = [bend for dial, values in axes.values() if (bend := knee(bench, dial, values))]
     own = {dial.name: current(onto, dial) for dial in varied}
     together = bench.point({ask.dial.name: ask.value for ask in useful}) if useful else None
     return Codesign(

@@ -334,18 +334,18 @@ def topk(im: Importer, x: Item, k: int, dim: int = -1, largest: bool = True, ord
     places = Known(torch.arange(x.shape[-1]).expand(x.shape), "places")
     lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
     at = im.reduce("argmax", x, [-1], True, torch.int64)
-    found = [(im.reduce("max", x, [-1], True, x.dtype), at)]
+    pairs = [(im.reduce("max", x, [-1], True, x.dtype), at)]
     taken = im.values.plain(im.apply("eq", places, at, dtype=torch.bool))
-    while len(found) < k:
+    while len(pairs) < k:
         left = im.values.plain(im.apply("where", taken, lowest, x, dtype=x.dtype))
         top = im.reduce("max", left, [-1], True, x.dtype)
         at = im.reduce("argmax", _free(im, left, top, taken), [-1], True, torch.int64)
-        found.append((top, at))
+        pairs.append((top, at))
         here = im.values.plain(im.apply("eq", places, at, dtype=torch.bool))
         taken = im.values.plain(im.apply("maximum", taken, here, dtype=torch.bool))
-    both = (concatenated([im.values.map(pair[i]) for pair in found], len(x.shape) - 1) for i in range(2))
+    both = (concatenated([im.values.map(pair[i]) for pair in pairs], len(x.shape) - 1) for i in range(2))
     dtypes = (x.dtype, torch.int64)
-    return [Lazy(m.shape, d, 0, (m,), im.name(), found[0][0].source) for m, d in zip(both, dtypes, strict=True)]
+    return [Lazy(m.shape, d, 0, (m,), im.name(), pairs[0][0].source) for m, d in zip(both, dtypes, strict=True)]
 
 
 def _free(im: Importer, left: Lazy, top: Lazy, taken: Lazy) -> Lazy:

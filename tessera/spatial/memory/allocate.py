@@ -95,16 +95,16 @@ def _orders(spans: Sequence[Span]) -> list[list[int]]:
 def _neighbours(spans: Sequence[Span]) -> list[list[int]]:
     """Who lives at the same time."""
     order = sorted(range(len(spans)), key=lambda i: spans[i].start)
-    found: list[list[int]] = [[] for _ in spans]
+    meeting: list[list[int]] = [[] for _ in spans]
     live: list[int] = []
     for i in order:
         live = [j for j in live if spans[j].end > spans[i].start]
         for j in live:
             if spans[i].meets(spans[j]):
-                found[i].append(j)
-                found[j].append(i)
+                meeting[i].append(j)
+                meeting[j].append(i)
         live.append(i)
-    return found
+    return meeting
 
 
 def _greedy(

@@ -29,9 +29,9 @@ def busiest(waits: Waits) -> tuple[Resource, int] | None:
 def split(waits: Waits, cycles: int, bound: int) -> dict[str, int]:
     """The gap by cause; the causes add up to cycles - bound."""
     causes: dict[str, int] = dict.fromkeys(CAUSES, 0)
-    if (found := busiest(waits)) is None:
+    if (most := busiest(waits)) is None:
         return causes
-    resource, busy = found
+    resource, busy = most
     at = 0
     for claim in waits.claims[resource]:
         if idle := claim.begin - at:

@@ -101,11 +101,11 @@ def levels(page: CorePage, cycles: int) -> list[tuple[int, int]]:
         begin, end = buffer.lifetime or (0, cycles)
         changes[begin] = changes.get(begin, 0) + buffer.size
         changes[end] = changes.get(end, 0) - buffer.size
-    level, found = 0, []
+    level, levels = 0, []
     for cycle in sorted(changes):
         level += changes[cycle]
-        found.append((cycle, level))
-    return found
+        levels.append((cycle, level))
+    return levels
 
 
 def fullest(page: CorePage, cycles: int) -> int:

@@ -64,18 +64,31 @@ class Index:
 
     @staticmethod
     def _from(terms: Mapping[Product, int]) -> Index:
-        return Index(tuple(sorted(((p, c) for p, c in terms.items() if c), key=lambda t: _key(t[0]))))
+        kept = [(p, c) for p, c in terms.items() if c]
+        return Index(tuple(sorted(kept, key=lambda t: _key(t[0])) if len(kept) > 1 else kept))
 
     def __add__(self, other: Index | int) -> Index:
+        other = Index.of(other)
+        if not self.terms or not other.terms:
+            return self if self.terms else other
         terms = dict(self.terms)
-        for product, factor in Index.of(other).terms:
+        for product, factor in other.terms:
             terms[product] = terms.get(product, 0) + factor
         return Index._from(terms)
 
+    def times(self, factor: int) -> Index:
+        """Multiples of the same products, in the same order."""
+        return self if factor == 1 else Index(tuple((p, c * factor) for p, c in self.terms) if factor else ())
+
     def __mul__(self, other: Index | int) -> Index:
+        other = Index.of(other)
+        if (factor := other.constant) is not None:
+            return self.times(factor)
+        if (factor := self.constant) is not None:
+            return other.times(factor)
         terms: dict[Product, int] = {}
         for p, a in self.terms:
-            for q, b in Index.of(other).terms:
+            for q, b in other.terms:
                 product = tuple(sorted(p + q, key=str))
                 terms[product] = terms.get(product, 0) + a * b
         return Index._from(terms)

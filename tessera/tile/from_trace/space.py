@@ -98,15 +98,12 @@ def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | N
     _spread(space, calls)
     rows = [d for d in space.dims if not d.reduce]
     for v in [call.first for call in big]:
-        _settle_value(space, v, space.dims)
-        _spread(space, calls)
+        _settle(space, calls, v, space.dims)
     for v in [call.out for call in products[1:]]:
-        _settle_value(space, v, rows)
-        _spread(space, calls)
+        _settle(space, calls, v, rows)
     summed = _sums_over_rows(space, calls, big)
     for v in stored:
-        _settle_value(space, v, space.dims) or _settle_value(space, v, rows)
-        _spread(space, calls)
+        _settle(space, calls, v, space.dims, rows)
         _check_place(space, v, v in summed)
     return space
 
@@ -215,11 +212,14 @@ def _same_shape(a: Value, b: Value) -> bool:
     return a.shape == b.shape
 
 
-def _settle_value(space: Space, v: Value, dims: Iterable[Dim]) -> bool:
-    """A value no place has reached, with as many elements as these dimensions: row by row."""
-    if v in space.at:
-        return True
-    dims = list(dims)
+def _settle(space: Space, calls: dict[Value, Call], v: Value, *choices: Sequence[Dim]) -> None:
+    """A value that no place has reached gets one, and what that determines."""
+    if v not in space.at and any(_lies_along(space, v, dims) for dims in choices):
+        _spread(space, calls)
+
+
+def _lies_along(space: Space, v: Value, dims: Sequence[Dim]) -> bool:
+    """A value with as many elements as these dimensions: row by row."""
     shape = sizes_of(v.shape)
     if product(list(shape)) != product([d.size for d in dims]):
         return False

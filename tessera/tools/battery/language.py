@@ -233,12 +233,12 @@ def cases(device: str) -> list[Case]:
 
 def parts(case: str, device: str) -> Iterator[Part]:
     def build() -> tuple[torch.nn.Module, tuple, dict]:
-        return made(case), (), MODELS[case][2]()
+        return model_of(case), (), MODELS[case][2]()
 
     return model_parts(build, device, half=case not in FULL_PRECISION)
 
 
-def made(name: str) -> torch.nn.Module:
+def model_of(name: str) -> torch.nn.Module:
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -16,7 +16,7 @@ import tessera
 from tessera.ops.quantized import KINDS
 from tessera.tools.battery.case import Case, Part, Skip, Wrong
 from tessera.tools.battery.compare import check, distance
-from tessera.tools.battery.language import made
+from tessera.tools.battery.language import model_of
 from tessera.tools.battery.language_inputs import tokens
 from tessera.tools.models import GPT, GPTConfig
 
@@ -238,7 +238,7 @@ GENERATORS = ("llama", "qwen3", "gpt2", "gemma2", "mistral")
 def generated(device: str, name: str, cache: str) -> None:
     if find_spec("transformers") is None:
         raise Skip("transformers is not installed")
-    model = made(name).eval().to(device)
+    model = model_of(name).eval().to(device)
     with torch.no_grad():
         for weight in model.parameters():  # large enough that tokens differ clearly
             weight.normal_(std=0.1) if weight.ndim > 1 else weight.add_(torch.randn_like(weight) * 0.1)

@@ -47,10 +47,10 @@ def cases(device: str) -> list[Case]:
 
 def parts(case: str, device: str) -> Iterator[Part]:
     library, name = case.split()
-    return model_parts(lambda: made(library, name), device)
+    return model_parts(lambda: build(library, name), device)
 
 
-def made(library: str, name: str) -> tuple[nn.Module, tuple, dict]:
+def build(library: str, name: str) -> tuple[nn.Module, tuple, dict]:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     if library == "own":

@@ -26,10 +26,10 @@ def parts(case: str, device: str) -> Iterator[Part]:
     for dtype in DTYPES if ZOO[case].rounds else DTYPES[:1]:
         for training in (False, True):
             name = f"{'training' if training else 'evaluation'} {str(dtype).removeprefix('torch.')}"
-            yield name, partial(check_model, partial(made, case, training), device, dtype, training)
+            yield name, partial(check_model, partial(build, case, training), device, dtype, training)
 
 
-def made(name: str, training: bool) -> tuple[nn.Module, tuple, dict]:
+def build(name: str, training: bool) -> tuple[nn.Module, tuple, dict]:
     """The network and its inputs; with its targets, unless it can be evaluated without."""
     network = ZOO[name]
     if network.draw is library and find_spec("transformers") is None:

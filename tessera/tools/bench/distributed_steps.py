@@ -50,9 +50,9 @@ def compiled(
         torch.set_default_dtype(before)
     try:
         with override(program_cache=False):
-            made = _compiled(model, loss, tessera.mesh(device="cpu", fake=True, **axes), plan, rows, length)
-            assert made.programs
-            return made
+            compilation = _compiled(model, loss, tessera.mesh(device="cpu", fake=True, **axes), plan, rows, length)
+            assert compilation.programs
+            return compilation
     finally:
         dist.destroy_process_group()
 

@@ -59,13 +59,13 @@ class _Graph:
         self.nodes: dict[Value, torch.fx.Node] = {}
         for v in (*trace.inputs, *trace.constants):
             node = self.nodes[v] = self.graph.placeholder(v.name)
-            node.meta["val"] = self.made(v)
+            node.meta["val"] = self.example(v)
         for eqn in trace.equations:
             self.exchange(eqn) if exchange_of(eqn) is not None else self.equation(eqn)
         results = [*trace.results(), *trace.mutations.values()]
         self.graph.output([self.nodes[v] for v in dict.fromkeys(results) if v in self.nodes])
 
-    def made(self, v: Value) -> object:
+    def example(self, v: Value) -> object:
         return fake.fake_of(v.type, self.builder.mode) if isinstance(v.type, TensorType) else None
 
     def node(self, target: object, args: tuple, kwargs: dict, val: object) -> torch.fx.Node:
@@ -75,7 +75,7 @@ class _Graph:
 
     def equation(self, eqn: Equation) -> None:
         args, kwargs = map_values((eqn.args, eqn.kwargs), self.nodes.__getitem__)  # type: ignore[misc, arg-type]
-        vals = [None if v is None else self.made(v) for v in eqn.outputs]
+        vals = [None if v is None else self.example(v) for v in eqn.outputs]
         if isinstance(eqn.op, OpOverload) and is_view(eqn.op) and not eqn.many:  # shares its operand's memory
             given = map_values((eqn.args, eqn.kwargs), lambda v: self.nodes[v].meta["val"])
             with self.builder.mode:
@@ -101,8 +101,8 @@ class _Graph:
                 target, rest = c10d.all_reduce, ("sum", group)
             case _:  # they know no permutation, and no rows of their own number
                 target, rest = c10d.all_to_all_single, (more, more, group)
-        start = self.node(target, (x, *rest), {}, self.made(begin.out))
-        end = self.nodes[eqn.out] = self.node(c10d.wait_tensor, (start,), {}, self.made(eqn.out))
+        start = self.node(target, (x, *rest), {}, self.example(begin.out))
+        end = self.nodes[eqn.out] = self.node(c10d.wait_tensor, (start,), {}, self.example(eqn.out))
         self.of |= {start: begin, end: wait}
 
     def seconds(self, node: torch.fx.Node) -> float:

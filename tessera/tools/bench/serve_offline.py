@@ -103,7 +103,7 @@ def built(model: PreTrainedModel, place: Place, longest: int, **options: object)
     shared = {"longest": longest, "reuse": False, "device": place.device, **place.options}
     memory = {"memory": "64MB"} if place.tiny else {}
     engine = Engine(model, **{**shared, **memory, **options})  # type: ignore[arg-type]
-    engine.warm()
+    engine.warm(engine.scheduler.most_running)
     engine.generate([[1, 2, 3, 4, 5]] * 2, max_tokens=2)
     gc.freeze()  # as the server's process does
     return engine
@@ -146,10 +146,10 @@ def throughput(
 
 def graphs(engine: Engine) -> str:
     """How many sizes are replayed, or why none is."""
-    found = engine._programs.graphs
-    if found is None:
+    of_engine = engine._programs.graphs
+    if of_engine is None:
         return "no CUDA graphs"
-    return f"no CUDA graphs: {found.reason}" if found.reason else f"{len(found.captured)} CUDA graphs"
+    return f"no CUDA graphs: {of_engine.reason}" if of_engine.reason else f"{len(of_engine.captured)} CUDA graphs"
 
 
 def allowed(

@@ -46,16 +46,16 @@ def _by_rule(values: Values, eqn: Equation, here: Equation, rule: Factors, choic
     def start(size: Size, axes: Axes, device: torch.device) -> Value:
         if any(axis in choice.marks for axis in axes):
             raise RuleError(f"{eqn.op}: a part along {axes} has no first element, since its chunks lie apart")
-        made = builder.emit(values.dist.start, size, axes, device)
-        assert isinstance(made, Value)
-        return made
+        first_element = builder.emit(values.dist.start, size, axes, device)
+        assert isinstance(first_element, Value)
+        return first_element
 
     assert rule.local is not None
     builder = values.builder
     first = len(builder.equations)
     shapes = tuple(v.shape for v in tensors(eqn))
-    made = rule.local(here, Cut(choice.axes, shapes, choice.results, start, values.dist))
-    listed = list(made) if isinstance(made, (list, tuple)) else [made]
+    parts = rule.local(here, Cut(choice.axes, shapes, choice.results, start, values.dist))
+    listed = list(parts) if isinstance(parts, (list, tuple)) else [parts]
     names: dict[Value, Value] = {}
     for v, placement, whole in zip(listed, choice.results, eqn.outputs, strict=True):
         if isinstance(v, Value) and placement is not None and whole is not None:

@@ -240,10 +240,10 @@ class _Partitioner:
         builder = Builder("apart", self.builder.mode)
         builder.reserve(self.trace.values())
         with builder, builder.at(eqn):
-            made = declared(eqn)
-        if made is None:
+            parts = declared(eqn)
+        if parts is None:
             return False
-        results: list[Value | None] = list(made) if isinstance(made, (list, tuple)) else [made]  # type: ignore[list-item]
+        results: list[Value | None] = list(parts) if isinstance(parts, (list, tuple)) else [parts]  # type: ignore[list-item]
         self.count(builder.equations)
         pairs = [(v, outer) for v, outer in zip(results, eqn.outputs, strict=True) if outer is not None]
         for v, outer in pairs:

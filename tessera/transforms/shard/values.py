@@ -69,9 +69,9 @@ class Values:
         for copy in self.held[v]:
             if copy.tensor.placement == to:
                 return copy
-        if (made := self.make(v, to)) is not None:
-            self.held[v].append(made)
-            return made
+        if (direct := self.make(v, to)) is not None:
+            self.held[v].append(direct)
+            return direct
         _, copy = self.nearest(v, to)
         for step in self.path(placement_of(copy), to):
             there = next((c for c in self.held[v] if c.tensor.placement == step.after), None)

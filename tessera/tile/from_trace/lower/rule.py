@@ -7,6 +7,7 @@ only change the index; pointwise operators apply functions; reductions combine a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -89,11 +90,17 @@ def define(names: str, rule: Rule) -> None:
     for text in names.split():
         assert text not in RULES, f"two lowerings of {text}"
         RULES[text] = rule
+    _rule_of.cache_clear()
 
 
 def rule_of(op: object) -> Rule | None:
     """The lowering of an operator, by `name.overload` or by its name."""
-    if not isinstance(op, OpOverload) or op.namespace not in ("aten", "prims", "tessera"):
+    return _rule_of(op) if isinstance(op, OpOverload) else None
+
+
+@functools.cache
+def _rule_of(op: OpOverload) -> Rule | None:
+    if op.namespace not in ("aten", "prims", "tessera"):
         return None
     if op.namespace == "tessera":  # names of its own: `aten.uniform` draws, `tessera.uniform` computes
         return RULES.get(f"tessera.{op_name(op)}")

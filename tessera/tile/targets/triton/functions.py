@@ -259,8 +259,8 @@ def _random(seed, offset):
     """Word offset % 4 of block offset // 4 of Philox 4x32-{ROUNDS}; neighbours that a thread holds share a block."""
     a, b, c, d = tl.randint4x(seed, offset >> 2, n_rounds={ROUNDS})
     word = offset & 3
-    found = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
-    return found.to(tl.uint32, bitcast=True).to(tl.int64)
+    chosen = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
+    return chosen.to(tl.uint32, bitcast=True).to(tl.int64)
 ''',
     "_tanh": '''
 def _tanh(x):

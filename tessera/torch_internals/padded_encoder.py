@@ -1,0 +1,69 @@
+"""`nn.TransformerEncoder` in inference, with padding: under Dynamo it leaves at padded places what eager leaves there.
+
+Eager computes on nested tensors, so padded places of the result are zeros, behind `norm` what that makes of zeros.
+While Dynamo traces, `forward` takes another way, without nested tensors, and computes something at these places.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.torch_internals.lookup import owner_of, symbol
+
+_WHY = "padded places in nn.TransformerEncoder"
+translator = owner_of("torch._dynamo.symbolic_convert.InstructionTranslatorBase.inline_user_function_return", _WHY)
+_function = symbol("torch._dynamo.variables.UserFunctionVariable", _WHY)
+
+_theirs = nn.TransformerEncoder.forward
+# Known by its code, which this copy does not share: called from here, it is entered as it is.
+_plain = types.FunctionType(
+    _theirs.__code__.replace(), _theirs.__globals__, _theirs.__name__, _theirs.__defaults__, _theirs.__closure__
+)
+
+
+def with_padding(inline: Callable) -> Callable:
+    """Where Dynamo enters the encoder's `forward`, it enters the function below."""
+
+    def inline_user_function_return(self: Any, fn: Any, args: list, *rest: Any, **options: Any) -> object:
+        if fn.get_code() is _theirs.__code__:
+            return inline(self, _function(_forward), [*fn.self_args(), *args], *rest, **options)
+        return inline(self, fn, args, *rest, **options)
+
+    return inline_user_function_return
+
+
+def _forward(
+    encoder: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Tensor:
+    result = _plain(encoder, src, mask, src_key_padding_mask, is_causal)
+    if src_key_padding_mask is None or mask is not None or not _nests(encoder, src):
+        return result
+    padded = src_key_padding_mask != 0
+    places = torch.arange(padded.shape[1], device=padded.device)
+    in_front = (padded == (places >= (~padded).sum(1, keepdim=True))).all()  # else eager does not nest either
+    nothing = src.new_zeros(1, 1, src.shape[2])
+    if encoder.norm is not None:
+        nothing = encoder.norm(nothing)
+    return torch.where((padded & in_front).unsqueeze(-1), nothing, result)
+
+
+def _nests(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
+    """Whether eager computes on nested tensors, if the padding stands behind; where nobody asks for that check, so does
+    Dynamo's graph."""
+    layer = encoder.layers[0]
+    if not (torch.backends.mha.get_fastpath_enabled() and encoder.use_nested_tensor and encoder.mask_check):
+        return False
+    if layer.training or src.dim() != 3 or torch.is_autocast_enabled():
+        return False
+    tensors = (src, *layer.self_attn.parameters(), *layer.norm1.parameters(), *layer.norm2.parameters(),
+               *layer.linear1.parameters(), *layer.linear2.parameters())  # fmt: skip
+    return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))

@@ -1,0 +1,85 @@
+"""Leaves that a program makes itself: what it writes of them to arguments has a history, as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tessera
+
+
+def leaf(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_()
+
+
+def copied(held: nn.Module, x: Tensor, y: Tensor) -> None:
+    y.copy_(leaf(x).exp())
+
+
+def scaled(held: nn.Module, x: Tensor, y: Tensor) -> None:
+    y.mul_(leaf(x).exp())
+
+
+def one_element(held: nn.Module, x: Tensor, y: Tensor) -> None:
+    y[0] = leaf(x)[1] * 2
+
+
+def added(held: nn.Module, x: Tensor, y: Tensor) -> None:
+    torch.add(x.detach(), 1, out=y)
+    y += leaf(x)
+
+
+def by_way_of_another(held: nn.Module, x: Tensor, y: Tensor) -> None:
+    made = torch.zeros(2)
+    made[:1] = leaf(x)[:1] * 2
+    y.view(2, 1).squeeze(1).add_(made)
+
+
+def to_a_buffer(held: nn.Module, x: Tensor, y: Tensor) -> None:
+    held.b.copy_(leaf(x).exp())
+
+
+def given_back(held: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return y.copy_(leaf(x).exp())
+
+
+def gradient(held: nn.Module, x: Tensor, y: Tensor) -> None:
+    v = leaf(x)
+    y.copy_(torch.autograd.grad((v**3).sum(), v)[0])
+
+
+def without_gradients(held: nn.Module, x: Tensor, y: Tensor) -> None:
+    with torch.no_grad():
+        y.copy_(leaf(x).exp())
+
+
+def detached(held: nn.Module, x: Tensor, y: Tensor) -> None:
+    y.copy_(leaf(x).exp().detach())
+
+
+def no_leaf(held: nn.Module, x: Tensor, y: Tensor) -> None:
+    y.copy_(x.detach().requires_grad_(False) * 2)
+
+
+KEEP = (copied, scaled, one_element, added, by_way_of_another, to_a_buffer, given_back)
+
+
+@pytest.mark.parametrize("program", [*KEEP, gradient, without_gradients, detached, no_leaf])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_histories_of_written_arguments(program: Callable, wanted: bool) -> None:
+    seen = []
+    for compiled in (False, True):
+        held = nn.Module()
+        held.register_buffer("b", torch.zeros(2))
+        x, y = torch.ones(2, requires_grad=wanted), torch.ones(2)
+        (tessera.jit(program) if compiled else program)(held, x, y)
+        seen.append([(z.detach(), z.requires_grad, z.is_leaf) for z in (x, y, held.b)])
+    torch.testing.assert_close(seen[1], seen[0])
+
+
+@pytest.mark.parametrize("program", [without_gradients, detached, no_leaf])
+def test_without_a_history_the_graph_is_compiled(program: Callable) -> None:
+    tessera.jit(program, strict=True)(nn.Module(), torch.ones(2), torch.ones(2))

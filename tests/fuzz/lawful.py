@@ -1,0 +1,254 @@
+"""Differences between eager PyTorch and Tessera that are no fault of Tessera's: a table of what each is called and how
+it is recognised.
+
+A row holds narrowly. It asks whether PyTorch, doing that one thing otherwise, gives what Tessera gave, or whether both
+agree on the program without that one thing. The first row that holds names the difference:
+
+- `written`: autograd's book-keeping refuses a gradient because something was written that it needs; a functional
+  program need not refuse, or saves something else.
+- `node`: a compiled graph is one node to autograd, and hooks see something else.
+- `merged`: equal equations are one, and one is differentiated for all, by a sum of cotangents.
+- `refused`: what Tessera says it does not take.
+- `beyond`: what torch.func does not do, or does otherwise than what it means.
+- `dynamo`: TorchDynamo differs by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch._functorch.config
+
+from tessera.torch_internals.autograd import unpacks_one_by_one
+from tessera.util.errors import CaptureError, DoubleBackwardError
+
+from .runs import Ran, compared, run
+from .ways import EAGERLY, Eager, Looped, Pulled, Typed, as_written, by_backend, ours, unmerged
+
+SECOND = "backward through the graph a second"  # a graph that saved nothing is not refused by eager
+# Autograd's own book-keeping refuses these; a functional program has no such book.
+REFUSALS = (
+    "modified by an inplace operation",
+    SECOND,
+    "A view was created in no_grad mode",
+    "is a view of a view which was created in no_grad mode",
+    "is a view and is being modified inplace",
+    "is a view and its base or another view of its base has been modified inplace",
+)
+# What torch.func does not do.
+MISSING = (
+    "override the setup_context",
+    "don't yet support saved tensor hooks",
+    "vmap: ",
+    "under vmap transform",
+    "Batching rule not implemented",
+    "more than one element of the written-to tensor",
+    "don't support automatic differentiation",
+    "ZeroTensors are immutable",
+    "because it is an out= function",
+    "of tensors does not require grad and does not have a grad_fn",  # of a view made under no_grad
+    "You tried to vmap over _NoopSaveInput",  # checkpoint, before 2.12
+)
+# The same of a write under vmap, in the words of whatever kernel first meets the batch.
+UNBATCHED = "doesn't match the broadcast shape"
+FORWARD_MODE = ("T.jvp", "T.jacfwd", "T.hessian")
+
+
+@dataclass
+class Case:
+    """A program that differs: what eager and Tessera gave, and the first difference in words."""
+
+    text: str
+    kind: str
+    eager: Ran
+    ours: Ran
+    reason: str
+
+    @property
+    def refused(self) -> bool:
+        """Tessera's run, by autograd's books."""
+        return books_refuse(self.ours)
+
+    def given_by(self, other: Ran) -> bool:
+        """This other run gives what Tessera gave."""
+        return not compared(other, self.ours, self.text, self.kind)
+
+    def same_with(self, text: str) -> bool:
+        """Another program, made of the one at hand, gives what eager gives."""
+        return not compared(run(text, EAGERLY), run(text, ours(self.kind, [])), text, self.kind)
+
+    @cached_property
+    def others(self) -> Ran:
+        """AOTAutograd's run, which is one node to autograd as well."""
+        saving = "aot_eager_decomp_partition" if self.kind == "tile" else "aot_eager"  # the former recomputes, as tile
+        with torch._functorch.config.patch(donated_buffer=False):  # it refuses to run backward twice otherwise
+            return run(self.text, by_backend(saving))
+
+    @cached_property
+    def looped(self) -> Ran:
+        return run(self.text, (as_written, Looped()))
+
+
+def books_refuse(ran: Ran) -> bool:
+    return any(words in str(ran.error) for words in REFUSALS)
+
+
+# --- autograd's books ---
+
+
+def eager_refuses(case: Case) -> bool:
+    return books_refuse(case.eager) or SECOND in str(case.ours.error)
+
+
+def all_that_is_saved_is_looked_at(case: Case) -> bool:
+    """Also what is not read, where PyTorch cannot unpack one thing at a time."""
+    return case.refused and not unpacks_one_by_one
+
+
+def others_are_refused_too(case: Case) -> bool:
+    """A compiled graph saves something else than eager, or hides fewer writes: AOTAutograd's does, too."""
+    return case.refused and books_refuse(case.others)
+
+
+def a_checkpoint_is_refused(case: Case) -> bool:
+    """It would run again on something else than it ran on, which eager does without a word."""
+    without = case.text.replace("checkpoint(", "called(")
+    return case.refused and without != case.text and case.same_with(without)
+
+
+# --- one node ---
+
+
+def others_show_hooks_the_same(case: Case) -> bool:
+    return not case.refused and ": hook" in case.reason and case.given_by(case.others)
+
+
+def module_hooks_hand_on_zeros(case: Case) -> bool:
+    """Full backward hooks hand on zeros, or None to a function that makes zeros of it."""
+    absent = "grad: expected None" in case.reason or ("grad: expected" in case.reason and "got None" in case.reason)
+    return absent and "register_full_backward" in case.text and case.same_with(without_module_hooks(case.text))
+
+
+def without_module_hooks(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if "register_full_backward" not in line)
+
+
+# --- infinities and signs of zeros ---
+
+
+def apart_it_is_eagers(case: Case) -> bool:
+    """Gradients at infinities are eager's where equal equations stay apart."""
+    if "special=True" not in case.text or "grad: expected" not in case.reason:
+        return False
+    with unmerged():
+        return not compared(case.eager, run(case.text, ours(case.kind, [])), case.text, case.kind)
+
+
+def finite_it_is_eagers(case: Case) -> bool:
+    """What may be differentiated again is a product as in torch.func.grad; and in forward mode eager makes zeros of
+    tangents that are not there, which infinities make NaN of."""
+    again = case.kind == "second" and "prod(" in case.text
+    ahead = case.kind == "transform" and any(name in case.text for name in FORWARD_MODE)
+    finite = case.text.replace(", special=True", "")
+    return (again or ahead) and finite != case.text and case.same_with(finite)
+
+
+def a_negative_zero_is_either(case: Case) -> bool:
+    """relu(-0.0) is either zero, as vectors end."""
+    return "relu" in case.text and case.same_with(without_negative_zeros(case.text))
+
+
+def without_negative_zeros(text: str) -> str:
+    return text.replace(".relu_()", ".add_(0.0).relu_()").replace("F.relu(", "F.relu(0.0 + ")
+
+
+# --- what Tessera says it does not take ---
+
+
+def tracing_refuses(case: Case) -> bool:
+    return case.kind == "functional" and isinstance(case.ours.error, CaptureError)
+
+
+def contents_are_gone(case: Case) -> bool:
+    """Second derivatives that need an input which is no leaf and which nothing kept (docs/training.md)."""
+    told = isinstance(case.ours.error, DoubleBackwardError) and "contents of the input" in case.reason
+    return case.kind == "second" and told
+
+
+# --- torch.func ---
+
+
+def torch_func_does_not(case: Case) -> bool:
+    missing = (*MISSING, UNBATCHED) if "T.vmap" in case.text else MISSING
+    return case.kind == "transform" and any(words in str(case.eager.error) for words in missing)
+
+
+def is_vmap(case: Case) -> bool:
+    return case.kind == "transform" and "T.vmap" in case.text
+
+
+def a_loop_is_refused(case: Case) -> bool:
+    return is_vmap(case) and books_refuse(case.looped) and case.ours.error is None
+
+
+def a_loop_gives_it(case: Case) -> bool:
+    return is_vmap(case) and case.given_by(case.looped)
+
+
+def typed_tangents_give_it(case: Case) -> bool:
+    asked = case.kind == "transform" and "dtype: expected" in case.reason
+    return asked and case.given_by(run(case.text, (as_written, Typed())))
+
+
+def grad_gives_it(case: Case) -> bool:
+    asked = case.kind == "transform" and "prod(" in case.text
+    return asked and case.given_by(run(case.text, (as_written, Pulled())))
+
+
+def detach_gives_it(case: Case) -> bool:
+    """Under torch.func `.data` hides a write from the innermost transform alone."""
+    hidden = case.text.replace(".data", ".detach()")
+    asked = case.kind == "transform" and hidden != case.text
+    return asked and case.given_by(run(hidden, (as_written, Eager())))
+
+
+def nobody_reads_the_index(case: Case) -> bool:
+    """Eager's kernel complains of indices that nothing depends on."""
+    unread = isinstance(case.eager.error, IndexError) and case.ours.error is None
+    return unread and case.given_by(run(case.text, by_backend("aot_eager")))
+
+
+# --- Dynamo ---
+
+
+def dynamo_differs(case: Case) -> bool:
+    """With a backend that changes nothing."""
+    if case.kind == "functional":
+        return False
+    return bool(compared(case.eager, run(case.text, by_backend("eager")), case.text, case.kind))
+
+
+LAWFUL: list[tuple[str, Callable[[Case], bool]]] = [
+    ("written", eager_refuses),
+    ("written", all_that_is_saved_is_looked_at),
+    ("written", others_are_refused_too),
+    ("node", others_show_hooks_the_same),
+    ("written", a_checkpoint_is_refused),
+    ("node", module_hooks_hand_on_zeros),
+    ("merged", apart_it_is_eagers),
+    ("refused", tracing_refuses),
+    ("beyond", finite_it_is_eagers),
+    ("refused", contents_are_gone),
+    ("beyond", torch_func_does_not),
+    ("written", a_loop_is_refused),
+    ("beyond", a_loop_gives_it),
+    ("beyond", typed_tangents_give_it),
+    ("beyond", grad_gives_it),
+    ("beyond", detach_gives_it),
+    ("beyond", nobody_reads_the_index),
+    ("beyond", a_negative_zero_is_either),
+    ("dynamo", dynamo_differs),
+]
