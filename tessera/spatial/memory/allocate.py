@@ -35,9 +35,8 @@ def allocate(
     neighbours = _neighbours(spans)
     goal = pressure(spans)
     enough = goal if capacity is None else max(goal, capacity)
-    best, order = min(
-        ((_greedy(spans, order, neighbours), order) for order in _orders(spans)), key=lambda pair: pair[0].height
-    )
+    laid = [(placed, order) for order in _orders(spans) if (placed := _greedy(spans, order, neighbours)) is not None]
+    best, order = min(laid, key=lambda pair: pair[0].height)
     if capacity is not None and goal > capacity:
         return best  # no layout fits
     if best.height > enough:
@@ -108,19 +107,29 @@ def _neighbours(spans: Sequence[Span]) -> list[list[int]]:
     return meeting
 
 
-def _greedy(spans: Sequence[Span], order: Sequence[int], neighbours: list[list[int]]) -> Placed:
-    """Each buffer in turn at the lowest address that is free all its life."""
+def _greedy(
+    spans: Sequence[Span], order: Sequence[int], neighbours: list[list[int]], before: Placed | None = None,
+    first: int = 0,
+) -> Placed | None:  # fmt: skip
+    """Each buffer in turn at the lowest address that is free all its life. After `before`, an order that is the same up
+    to `first` need not be begun anew, and one that becomes higher is given up: None."""
     addresses = [-1] * len(spans)
-    height = 0
-    for i in order:
-        taken = sorted((addresses[j], addresses[j] + spans[j].size) for j in neighbours[i] if addresses[j] >= 0)
+    if before is not None:
+        for i in order[:first]:
+            addresses[i] = before.addresses[i]
+    height = max((addresses[i] + spans[i].size for i in order[:first]), default=0)
+    for i in order[first:]:
+        size = spans[i].size
+        taken = sorted([(addresses[j], addresses[j] + spans[j].size) for j in neighbours[i] if addresses[j] >= 0])
         at = 0
         for low, high in taken:
-            if low - at >= spans[i].size:
+            if low - at >= size:
                 break
             at = max(at, high)
         addresses[i] = at
-        height = max(height, at + spans[i].size)
+        height = max(height, at + size)
+        if before is not None and height > before.height:
+            return None
     return Placed(addresses, height)
 
 
@@ -137,12 +146,13 @@ def _search(
         other = list(order)
         moved = chance.choice(top if chance.random() < 0.6 else around)
         other.remove(moved)
-        other.insert(chance.randrange(order.index(moved) + 1), moved)
+        first = chance.randrange(order.index(moved) + 1)
+        other.insert(first, moved)
         if chance.random() < 0.3 and len(around) > 1:
             a, b = chance.sample(around, 2)
             i, j = other.index(a), other.index(b)
             other[i], other[j] = other[j], other[i]
-        placed = _greedy(spans, other, neighbours)
-        if placed.height <= best.height:
+            first = min(first, i, j)
+        if (placed := _greedy(spans, other, neighbours, best, first)) is not None:
             best, order = placed, other
     return best
