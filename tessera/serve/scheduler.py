@@ -116,13 +116,12 @@ class Scheduler:
 
     def __init__(
         self, cache: Cache, budget: int = 2048, most_running: int = 256, most_waiting: int = 4096,
-        longest: int | None = None, step_seconds: float | None = None, chunk: int | None = None,
+        longest: int | None = None, step_seconds: float | None = None,
     ):  # fmt: skip
         self.cache, self.budget, self.most_running, self.most_waiting = cache, budget, most_running, most_waiting
         self.longest = longest  # what the model's positions allow
         self.step_seconds = step_seconds  # the asked time between tokens
-        self.chunk = min(chunk or budget, budget)  # the most tokens of prompts beside sequences that decode
-        self._pace = float(self.chunk)
+        self._pace = float(budget)  # tokens of prompts beside sequences that decode, at most
         self.running: list[Answer] = []  # both by rank
         self.waiting: list[Answer] = []
         self.preemptions = 0
@@ -195,7 +194,7 @@ class Scheduler:
             else:
                 self._advance_one(sequence, plan)
         if plan.works:
-            plan.left = min(plan.left, self.chunk if self.step_seconds is None else int(self._pace))
+            plan.left = min(plan.left, int(self._pace))
         for sequence in prompts:
             self._advance_one(sequence, plan)
         if self.preemptions == before:
@@ -286,7 +285,7 @@ class Scheduler:
         if self.step_seconds is None or not any(w.samples and len(w.tokens) == 1 for w in batch.works):
             return
         factor = GROWTH if seconds <= self.step_seconds else SHRINK
-        self._pace = min(float(self.chunk), max(1.0, self._pace * factor))
+        self._pace = min(float(self.budget), max(1.0, self._pace * factor))
 
     def check(self) -> None:
         """Raise AssertionError where the books are wrong."""

@@ -30,7 +30,7 @@ class World:
         self.cache = Cache(size, windows, sizes, reuse=draw.random() < 0.8)
         self.scheduler = Scheduler(
             self.cache, budget=draw.choice([3, 8, 32, 64]), most_running=draw.choice([1, 3, 16]), most_waiting=12,
-            longest=100, step_seconds=draw.choice([None, 0.5]), chunk=draw.choice([None, 2, 8]),
+            longest=100, step_seconds=draw.choice([None, 0.5]),
         )  # fmt: skip
         self.speculates = draw.random() < 0.3
         self.ahead = 0 if self.speculates else draw.randint(0, 1)

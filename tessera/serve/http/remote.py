@@ -26,9 +26,9 @@ BACKOFF = 1.0, 30.0  # seconds before an engine is started again, and at most
 class EngineError(Exception):
     """The engine could not answer: `status` is what HTTP calls it, `param` the field at fault."""
 
-    def __init__(self, message: str, status: int = 500, retry: bool = False, param: str | None = None):
+    def __init__(self, message: str, status: int = 500, param: str | None = None):
         super().__init__(message)
-        self.status, self.retry, self.param = status, retry, param
+        self.status, self.param = status, param
 
 
 @dataclass(eq=False)
@@ -36,6 +36,7 @@ class Call:
     """One request that the engine works on."""
 
     number: int
+    left: int = 1  # answers that have not ended
     queue: asyncio.Queue[Message] = field(default_factory=lambda: asyncio.Queue(BEHIND))
 
 
@@ -44,7 +45,7 @@ class Remote:
 
     def __init__(self, options: Message, stuck: float = 300.0):
         self.options, self.stuck = options, stuck
-        self.about: Message = {}  # the model: `vocabulary`, `longest`, `chats`
+        self.about: Message = {}  # the model: `longest`; and `room` for sequences
         self.metrics: Message = {}
         self.starts = 0
         self.ready = asyncio.Event()
@@ -53,7 +54,6 @@ class Remote:
         self._numbers = itertools.count(1)
         self._writer: asyncio.StreamWriter | None = None
         self._heard = 0.0
-        self._stopping = False
         self._process: asyncio.subprocess.Process | None = None
 
     # --- the process ---
@@ -128,6 +128,9 @@ class Remote:
                 call = self._calls.get(message["id"])  # type: ignore[call-overload]
                 if call is not None:
                     self._give(call, message)
+                    call.left -= message["op"] == "piece" and message["finish"] is not None
+                    if call.left == 0 or message["op"] in ("refused", "answer"):
+                        self._calls.pop(call.number, None)
 
     def _give(self, call: Call, message: Message) -> None:
         if call.queue.full():
@@ -143,17 +146,18 @@ class Remote:
 
     # --- asking ---
 
-    @property
-    def running(self) -> int:
-        return len(self._calls)
-
     async def messages(self, message: Message, patience: float = 60.0) -> AsyncGenerator[Message, None]:
         """What the engine says to a request. Whoever leaves before the end cancels it."""
         try:
             await asyncio.wait_for(self.ready.wait(), patience)
         except TimeoutError:
-            raise EngineError("the engine is starting", 503, retry=True) from None
-        call = Call(next(self._numbers))
+            raise EngineError("the engine is starting", 503) from None
+        n = message.get("settings", {}).get("n", 1)  # type: ignore[attr-defined]
+        taken, room = sum(call.left for call in self._calls.values()), self.about["room"]
+        if message["op"] == "submit" and taken + n > room:  # type: ignore[operator]
+            # The engine would refuse it, too. To ask would take time from those that it works on.
+            raise EngineError(f"{taken} sequences are waiting or computed; at most {room} may", 429)
+        call = Call(next(self._numbers), n)
         self._calls[call.number] = call
         self._tell({**message, "id": call.number})
         try:
@@ -174,11 +178,11 @@ class Remote:
 def _checked(message: Message) -> Message:
     match message["op"]:
         case "lost":
-            raise EngineError("the engine ended while it worked on this request", 503, retry=True)
+            raise EngineError("the engine ended while it worked on this request", 503)
         case "slow":
             raise EngineError("the answer was read too slowly", 503)
         case "refused" if message["retry"]:
-            raise EngineError(str(message["error"]), 429, retry=True)
+            raise EngineError(str(message["error"]), 429)
         case "refused":
             param = None if message["param"] is None else str(message["param"])
             raise EngineError(str(message["error"]), 500 if message["fault"] else 400, param=param)

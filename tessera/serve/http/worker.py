@@ -170,8 +170,8 @@ def main() -> int:
         return 2
     gc.freeze()  # the model and the compiler stay: to walk over them again would make everybody wait for 0.3 s
     worker = Worker(engine, sock)
-    chats = getattr(engine.tokenizer, "chat_template", None) is not None
-    worker.send({"op": "ready", "vocabulary": engine.model.vocabulary, "longest": engine.longest, "chats": chats})
+    room = engine.scheduler.most_running + engine.scheduler.most_waiting
+    worker.send({"op": "ready", "longest": engine.longest, "room": room})
     threading.Thread(target=worker.read, daemon=True).start()
     try:
         worker.run()
