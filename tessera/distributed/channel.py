@@ -33,9 +33,16 @@ class GroupChannel:
         self.coming: dict[Message, tuple[list[Tensor], list]] = {}
         self.going: list[tuple[list[Tensor], list]] = []
         self.bytes_sent = 0
+        self.fake = dist.get_backend(self.group) == "fake"
+
+    def room(self, v: Value, times: int = 1) -> Tensor:
+        """Where a tensor will be received. Ranks that do not exist send nothing, and programs look at numbers: zeros
+        are places in any table, what memory happens to hold is not."""
+        x = empty_of(v, times)
+        return x.zero_() if self.fake else x
 
     def expect(self, message: Message) -> None:
-        buffers = [empty_of(v) for v in self.stages.sends[message.key]]
+        buffers = [self.room(v) for v in self.stages.sends[message.key]]
         source = self.ranks[self.home[message.start]]
         works = [
             self.named(lambda x=x, i=i: dist.irecv(x, source, self.group, self.tag(message, i)), message)
@@ -92,7 +99,7 @@ class GroupChannel:
 
     def everyones(self, v: Value, whole: Tensor | None, stage: int, times: int) -> Tensor:
         """What a stage made, on every rank: `whole` where the stage is here, with so many `times` the rows of `v`."""
-        x = empty_of(v, times) if whole is None else whole.contiguous()
+        x = self.room(v, times) if whole is None else whole.contiguous()
         self.share(x, self.home[stage])
         return x
 
@@ -101,7 +108,7 @@ class GroupChannel:
         if self.here == owner:
             sent = x.contiguous()
             self.going.append(([sent], [dist.isend(sent, self.ranks[r], self.group) for r in others]))
-        elif self.here in others:
+        elif self.here in others and not self.fake:
             buffer = torch.empty_like(x, memory_format=torch.contiguous_format)
             work = dist.irecv(buffer, self.ranks[owner], self.group)
             if work is not None:

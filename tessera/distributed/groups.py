@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tessera.distributed.communicator import bind
 from tessera.distributed.deadlines import share_deadline
 from tessera.ir.mesh import Mesh
-from tessera.util.errors import InputError
+from tessera.util.errors import InputError, OptionError
 
 
 def mesh(*, device: str | None = None, fake: bool = False, timeout: float | None = None, **axes: int) -> DeviceMesh:
@@ -26,6 +26,10 @@ def mesh(*, device: str | None = None, fake: bool = False, timeout: float | None
     timeout  seconds after which a rank that waits for others stops; None: those of the process group, or PyTorch's
     fake     without a process group: be rank 0 of ranks that are not there, to look at programs and measure one rank
     """
+    if not axes:
+        raise OptionError("mesh: expected axes and how many ranks each has, such as dp=4, tp=2, got none")
+    if timeout is not None and not timeout > 0:
+        raise OptionError(f"mesh: expected a timeout of some seconds, or None, got {timeout!r}")
     wanted = Mesh.of(axes)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _join(wanted, kind, fake, timeout)

@@ -144,6 +144,8 @@ def shard(
     Parameters become DTensors, from what rank 0 holds; a model on the meta device is made shard by shard. Make the
     optimizer afterwards. Then `train_step` and `jit` follow the weights.
     """
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"shard: expected a module, whose weights lie there, got {type(model).__name__}")
     place(model, mesh, plan, reduce_dtype, microbatches)
     return model
 

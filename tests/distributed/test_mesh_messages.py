@@ -10,15 +10,19 @@ from steps import pretended
 from torch.distributed.tensor import Replicate, Shard
 
 import tessera
+from tessera.distributed.channel import GroupChannel
 from tessera.distributed.dtensors import from_dtensor, to_dtensor
 from tessera.distributed.plan import Plan, lay_out
 from tessera.frontends.functional.trace import trace_function
 from tessera.inspection import mesh as inspection_mesh
 from tessera.ir.dist import exchange_of
+from tessera.ir.equation import Value
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
+from tessera.ir.types import TensorType
 from tessera.machines import machine
 from tessera.machines.here import with_figures
+from tessera.transforms.pipelined.cut import Stages
 from tessera.util.errors import CaptureError, DoubleBackwardError, InputError, OptionError
 
 MESH = Mesh.of(dp=2, tp=4)
@@ -76,6 +80,16 @@ def test_no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
         tessera.mesh(device="cpu", dp=4, tp=2)
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [({}, "expected axes .* got none"), ({"dp": 0}, "1 rank or more, got 0"), ({"dp": 2, "timeout": -1}, "got -1")],
+    ids=str,
+)
+def test_bad_meshes(asked: dict, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        tessera.mesh(device="cpu", fake=True, **asked)
+
+
 def test_a_plan_without_a_mesh() -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(OptionError, match="mesh: expected what tessera.mesh gives"):
@@ -130,11 +144,21 @@ def test_a_function_has_no_weights_to_shard(alone) -> None:
         tessera.jit(lambda x: x, mesh=alone, plan="ddp")
 
 
-def test_what_a_step_asks_of_a_value_has_a_line(alone) -> None:
-    def loss(model, x):
-        y = model(x).sum()
-        return y if y > 0 else -y
+def test_a_list_has_no_weights_to_shard(alone) -> None:
+    with pytest.raises(OptionError, match="expected a module, whose weights lie there, got list"):
+        tessera.shard([torch.nn.Linear(2, 2)], alone, "ddp")  # type: ignore[type-var]
 
+
+ASKING = {
+    "if": lambda model, x: model(x).sum() if x.sum() > 0 else -model(x).sum(),
+    "item": lambda model, x: model(x).sum() * x.sum().item(),
+    "numpy": lambda model, x: model(x).sum() * float(x.numpy().sum()),
+    "tolist": lambda model, x: sum(model(x)[i].sum() for i in x[:, 0].long().tolist()),
+}
+
+
+@pytest.mark.parametrize("loss", ASKING.values(), ids=ASKING.keys())
+def test_what_a_step_asks_of_a_value_has_a_line(alone, loss) -> None:
     model = tessera.shard(torch.nn.Linear(2, 2), alone, "ddp")
     step = tessera.train_step(model, loss, torch.optim.SGD(model.parameters()))
     with pytest.raises(CaptureError, match=r"test_mesh_messages.py:\d+: .*torch.where"):
@@ -181,6 +205,14 @@ def test_gradients_of_gradients_are_refused() -> None:
         out = tessera.jit(model, executors="aten")(torch.randn(4, 4, requires_grad=True)).square().sum()
         with pytest.raises(DoubleBackwardError, match="on a mesh"):
             torch.autograd.grad(out, [*model.parameters()], create_graph=True)
+
+
+def test_ranks_that_do_not_exist_send_zeros() -> None:
+    """A stage may look something up by what it is sent, which must be a place in a table."""
+    with pretended({"pp": 2}) as mesh:
+        channel = GroupChannel(mesh, "pp", Stages(0, {}, {}, (), {}, {}), {})
+        drawn = Value("choice", TensorType(torch.int64, (2, 3), (3, 1), torch.device("cpu")))
+        assert not channel.room(drawn).any() and channel.room(drawn, 2).shape == (4, 3)
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [(None, 16), (torch.float32, 32)])

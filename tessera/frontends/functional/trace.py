@@ -41,6 +41,8 @@ Leaf = object
 
 
 ASKS_A_VALUE = (DataDependentOutputException, GuardOnDataDependentSymNode)
+# Of `.numpy()`, and of indexing by what `.tolist()` gave, PyTorch says so in words alone.
+ASKS_IN_WORDS = (".numpy() is not supported", "valid indices (got SymInt)")
 # Functions of PyTorch that a traced program must not run as they are, since what they rely on (autograd, TorchDynamo)
 # is not at work: (owner, name, what to put in place of the original). `function`, `control` and others enter theirs.
 WATCHED: list[tuple[Any, str, Callable[[Any], object]]] = []
@@ -115,6 +117,10 @@ def trace_function(
                 recorded = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
+        except (RuntimeError, IndexError) as error:
+            if any(words in str(error) for words in ASKS_IN_WORDS):
+                raise value_needed(error) from error
+            raise
         if builder.data_taken and differentiated:
             known = (*zip(recorded.trace.inputs, flags, strict=True), *recorded.trace.constants.items())
             refuse_data_writes(recorded.trace, builder.data_taken, with_history(known, recorded.trace.equations))

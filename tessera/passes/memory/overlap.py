@@ -30,7 +30,7 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ops.op import flops
-from tessera.passes.memory.alias import roots, shown
+from tessera.passes.memory.alias import Roots, roots, shown
 from tessera.passes.memory.schedule import live_bytes
 
 
@@ -39,8 +39,9 @@ def overlap(trace: Trace, room: int | None = None) -> Trace:
     exchanges = [e for e in trace.equations if is_collective(e, *PAIRED)]
     if not exchanges:
         return trace
-    levels = [during for during, _ in live_bytes(trace)]
-    return trace.with_(equations=tuple(_Order(trace, exchanges, room, levels).run()))
+    of = roots(trace)
+    levels = [during for during, _ in live_bytes(trace, of=of)]
+    return trace.with_(equations=tuple(_Order(trace, exchanges, room, levels, of).run()))
 
 
 PAIRED = (*EXCHANGES, ROWS)
@@ -62,8 +63,10 @@ class _Unit:
 
 
 def is_product(eqn: Equation) -> bool:
+    if is_collective(eqn) or (work := flops(eqn)) <= PRODUCT:
+        return False
     sizes = [size_hint(v.numel()) for v in _tensors(eqn)]
-    return bool(sizes) and not is_collective(eqn) and flops(eqn) > PRODUCT * max(sizes)
+    return bool(sizes) and work > PRODUCT * max(sizes)
 
 
 def _units(trace: Trace, last: int) -> list[_Unit]:
@@ -103,9 +106,9 @@ def _aside(trace: Trace, products: Collection[int]) -> set[int]:
     return aside
 
 
-def _own(trace: Trace, exchanges: list[Equation]) -> set[Value]:
+def _own(trace: Trace, exchanges: list[Equation], of: Roots) -> set[Value]:
     """Operands of exchanges that only those read, and whose memory, all of it, nobody else sees."""
-    of, readers = roots(trace), Counter(v for eqn in trace.equations for v in eqn.inputs())
+    readers = Counter(v for eqn in trace.equations for v in eqn.inputs())
     seen = Counter(root for v in of for root in of[v])
     given = shown([*trace.results(), *trace.mutations.values()], of)
     operands = {x for e in exchanges if readers[x := e.inputs()[0]] == 1 and of[x] == {x} and seen[x] == 1}
@@ -135,14 +138,14 @@ class _Queue:
 
 
 class _Order:
-    def __init__(self, trace: Trace, exchanges: list[Equation], room: int | None, levels: list[int]) -> None:
+    def __init__(self, trace: Trace, exchanges: list[Equation], room: int | None, levels: list[int], of: Roots) -> None:
         self.trace, self.levels = trace, levels
         gathered = max((e.out.nbytes() for e in exchanges if is_collective(e, *GATHERS)), default=0)
         self.most = max(levels) + gathered if room is None else float("inf")
         self.place, self.places = 0, trace.places()
         self.builder = Builder(trace.name, mode_of(trace))
         self.builder.reserve(trace.values())
-        self.own = _own(trace, exchanges)
+        self.own = _own(trace, exchanges, of)
         self.queues: dict[tuple[str, str], _Queue] = {}
         self.of: dict[Value, _Queue] = {}  # results -> the queue of their exchange
         for e in exchanges:

@@ -45,9 +45,9 @@ def peak_memory(trace: Trace, owned: Collection[Value] = ()) -> int:
     return max(memory.peak(range(len(trace.equations))), memory.given)
 
 
-def live_bytes(trace: Trace, owned: Collection[Value] = ()) -> list[tuple[int, int]]:
+def live_bytes(trace: Trace, owned: Collection[Value] = (), of: Roots | None = None) -> list[tuple[int, int]]:
     """For each equation, the bytes of the trace's own allocations that live while it runs and after it."""
-    memory = _Memory(trace, roots(trace), owned)
+    memory = _Memory(trace, of or roots(trace), owned)
     return memory.steps(range(len(trace.equations)))
 
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from tessera.ir.builder import Builder
 from tessera.ir.call import in_place
 from tessera.ir.equation import Equation, Source, Value, map_values
@@ -31,6 +29,7 @@ from tessera.ir.types import TensorType, Type
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import Factors, apart_of, tensors, uncut
 from tessera.ops.factors.tried import tried
+from tessera.transforms.shard.alike import alike, elementwise
 from tessera.transforms.shard.choose import RING, Choice, Question, choose
 from tessera.transforms.shard.instead import back_again
 from tessera.transforms.shard.local import local
@@ -169,6 +168,9 @@ class _Partitioner:
         kinds = {self.kinds[v] for v in eqn.inputs()}
         kind = next((k for k in ("activations", "weights") if k in kinds), "")
         self.kinds.update(dict.fromkeys(eqn.results(), kind))
+        if kind and (place := alike(eqn, self.values, self.makers)) is not None and eqn.out not in self.pins:
+            self.held[eqn.out] = [elementwise(eqn, self.values, place)]
+            return
         rule = self.rule(eqn) if eqn.results() else None
         numbers = not all(isinstance(v.type, TensorType) for v in eqn.results())
         if not eqn.results() or (numbers and (rule is None or rule.local is None)):
@@ -270,7 +272,7 @@ class _Partitioner:
         back = back_again(eqn, rule, choice, self.place) if rule.instead else {}
         for v, here in zip(outputs, local(self.values, eqn, rule, choice), strict=True):
             if v is not None and here is not None:
-                self.define(v, self.agreed(here) if drawn else here)
+                self.define(v, self.values.agreed(here) if drawn else here)
                 if v in back and v not in self.pins:
                     self.held[v] = [self.values.bring(v, back[v]), here]
         if is_view(eqn.op) and len(operands) == len(results) == 1 and results[0] not in self.pins:
@@ -318,13 +320,23 @@ class _Partitioner:
         for place in [placement_of(copy) for copy in self.held[x]]:
             if place.parts:
                 continue
-            costs = lambda _, to, place=place: 0.0 if to == place else HEAVY  # noqa: E731
-            choice = choose(Question(self.mesh, rule, [x], [out], [[place]], [None], [False], costs, costs))
+            choice = self.view_of(eqn, rule, place)
             there = any(choice.results[0] == placement_of(view) for view in self.held[out])
             if choice.operands[0] == place and not there:
                 (view,) = local(self.values, eqn, rule, choice)
                 assert view is not None
                 self.held[out].append(view)
+
+    def view_of(self, eqn: Equation, rule: Factors, place: Placement) -> Choice:
+        """How a view is cut if its operand stays where it is."""
+        key = lasting(eqn), place
+        if key[0] is None or key not in self.choices:
+            costs = lambda _, to: 0.0 if to == place else HEAVY  # noqa: E731
+            question = Question(
+                self.mesh, rule, tensors(eqn), [eqn.out], [[place]], [None], [False], costs, costs
+            )  # fmt: skip
+            self.choices[key] = choose(question)
+        return self.choices[key]
 
     def home(self, v: Value) -> Placement | None:
         """Where summands that several equations read are best put together: one of those equations has an operand that
@@ -379,19 +391,6 @@ class _Partitioner:
             if dim is not None and dims[dim] and dims[dim] in rule.results[0] and rule.splittable(dims[dim][0]):
                 return rule.results[0].index(dims[dim])
         return None
-
-    def agreed(self, drawn: Value) -> Value:
-        """What the first rank drew counts for all, so that ranks need not be seeded alike. Masks are left alone: those
-        of a size worth cutting are computed from a seed (`passes/decompose/random`)."""
-        if drawn.dtype == torch.bool:
-            return drawn
-        place = placement_of(drawn)
-        for axis in (axis for axis, ranks in self.mesh.axes if ranks > 1):  # a stage of a pipeline is alone along it
-            for op, args, after in (("once", (axis,), place.with_part(axis)), ("all_reduce", (axis,), place)):
-                (agreed,) = self.values.emit(getattr(self.values.dist, op), (drawn, *args), {}, [after], [drawn.name])
-                assert agreed is not None
-                drawn = agreed
-        return drawn
 
     def define(self, v: Value, *copies: Value) -> None:
         """A global value has its own place; a pinned one is brought to it at once."""

@@ -134,6 +134,19 @@ class Values:
         self.builder.equations.append(Equation(op, args, kwargs, tuple(outputs), many, source, tags))
         return outputs
 
+    def agreed(self, drawn: Value) -> Value:
+        """What the first rank drew counts for all, so that ranks need not be seeded alike. Masks are left alone: those
+        of a size worth cutting are computed from a seed (`passes/decompose/random`)."""
+        if drawn.dtype == torch.bool:
+            return drawn
+        place = placement_of(drawn)
+        for axis in (axis for axis, ranks in self.mesh.axes if ranks > 1):  # a stage of a pipeline is alone along it
+            for op, args, after in (("once", (axis,), place.with_part(axis)), ("all_reduce", (axis,), place)):
+                (agreed,) = self.emit(getattr(self.dist, op), (drawn, *args), {}, [after], [drawn.name])
+                assert agreed is not None
+                drawn = agreed
+        return drawn
+
 
 def placement_of(local: Value) -> Placement:
     placement = local.tensor.placement
