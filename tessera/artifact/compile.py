@@ -19,14 +19,18 @@ from tessera.runtime.double_backward import no_forward_mode
 from tessera.util.errors import CaptureError
 
 
-def compiled(program: Program, refused: Callable[[str], None]) -> Callable[..., tuple]:
-    """The same call, compiled for the sizes that come. Where it cannot be, `refused` is told why, and it runs as it
-    is."""
-    # `jit` looks itself whether arguments overlap. It sees the writes and views that stand around the program.
+def unguarded(program: Program) -> Callable[..., tuple]:
+    """The program with the writes and views that stand around it, for whoever traces it."""
     layout = replace(program.layout, written=(), counted=())
     fn = build_call(program.run, layout, no_forward_mode, guarded=False)
     fn.__name__ = program.trace.name
-    fast = jit(fn, frontend="functional")
+    return fn
+
+
+def compiled(program: Program, refused: Callable[[str], None]) -> Callable[..., tuple]:
+    """The same call, compiled for the sizes that come. Where it cannot be, `refused` is told why, and it runs as it
+    is."""
+    fast = jit(unguarded(program), frontend="functional")  # which looks itself whether arguments overlap
 
     run: Callable[..., tuple] = fast
 

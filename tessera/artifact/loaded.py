@@ -54,7 +54,7 @@ class Entry:
     ) -> None:
         self.__name__ = self.name = name
         self.arguments, self.program, self.way = arguments, program, way
-        self._held, self._out = tuple(held), out
+        self.held, self.out = tuple(held), out
         self.call: Callable[..., tuple] = program.call
         self.padded: Callable[..., object] | None = None  # the same over arguments that are padded first
 
@@ -62,8 +62,8 @@ class Entry:
         return self.direct(*args, **kwargs) if self.padded is None else self.padded(*args, **kwargs)
 
     def direct(self, *args: object, **kwargs: object) -> object:
-        out = self.call(*self._held, *self.arguments.flat(args, kwargs))
-        return out[0] if self._out == ["leaf"] else unflatten(iter(out), self._out)
+        out = self.call(*self.held, *self.arguments.flat(args, kwargs))
+        return out[0] if self.out == ["leaf"] else unflatten(iter(out), self.out)
 
     def left_to_pytorch(self, why: str) -> None:
         self.way = Way(PORTABLE, f"every operator by PyTorch, not compiled: {why}")
@@ -90,6 +90,10 @@ class Loaded:
         if name not in entries:
             raise AttributeError(f"no entry called {name!r}; there are {', '.join(entries)}")
         return entries[name]
+
+    def module(self) -> torch.nn.Module:
+        """The model by PyTorch's operators, for whoever takes modules; its buffers are the file's weights."""
+        return importlib.import_module("tessera.artifact.module").PortableModule(self.path)
 
     def explain(self) -> str:
         """What runs how, and why."""

@@ -41,7 +41,7 @@ class RunningGraph:
 
     def __call__(self, values: dict[str, object]) -> tuple[object, ...]:
         device = self.device(values)
-        if recording() is not None:  # inside a transform, which traces it
+        if recording() is not None or torch.compiler.is_exporting():  # inside a transform, which traces it
             return self.direct(Importer(self.model, self.limits, device), values)
         if not self.compiles:
             return self.direct(Interpreter(self.model, self.limits, device), values)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Arg, Special, Value
+from tessera.ir.equation import Arg, Special, Value
+from tessera.ops.families import differentiated_again
 from tessera.ops.formula import finish, pytorch_jvp, pytorch_vjp
 from tessera.ops.op import declare
 
@@ -39,7 +40,7 @@ def _declare(name: str, reduced: bool) -> None:
         return tuple(args[: OPERANDS + 2]) if reduced else (*args[:OPERANDS], "none", args[OPERANDS])
 
     def forward(need: Sequence[object], *args: Arg) -> Generator[object, object, tuple]:
-        if not ACTIVE[-1].again:  # type: ignore[attr-defined]
+        if not differentiated_again():
             return (yield from pytorch_vjp(need, getattr(torch.ops.torch_nn, name).default, *args))
         rule = pytorch_vjp(need[:OPERANDS], WRITTEN_OUT, *plain(args))
         loss = next(rule)

@@ -10,9 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tessera.ir.builder import aten
+from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Value
-from tessera.ops.families import binary, is_number, or_zeros, pointwise, predicate, select, step, times, total, unary
+from tessera.ops.families import (
+    binary,
+    differentiated_again,
+    is_number,
+    or_zeros,
+    pointwise,
+    predicate,
+    select,
+    step,
+    times,
+    total,
+    unary,
+)  # fmt: skip
+from tessera.ops.tied import TIED
 
 LN2, LN10, TWO_OVER_SQRT_PI = math.log(2), math.log(10), 2 / math.sqrt(math.pi)
 
@@ -165,8 +178,8 @@ def _pow(t: Value, x: Value, e: Arg, y: Value) -> Value:
     if is_number(e, 0):
         return aten.zeros_like(t)
     if is_number(e, 1):
-        return t
-    if is_number(e, 2):
+        return emit(TIED, t, x)
+    if is_number(e, 2) and not differentiated_again():  # else x ** 1 shows in the next derivative, as in eager
         return t * (x * 2)
     return t * (aten.pow(x, e - 1) * e)  # type: ignore[operator]
 

@@ -38,6 +38,11 @@ def call(name: str) -> Callable:
     return lambda *args, **kwargs: ACTIVE[-1].call_packet(packet, args, kwargs)  # type: ignore[attr-defined]
 
 
+def differentiated_again() -> bool:
+    """What rules emit now may itself be differentiated."""
+    return ACTIVE[-1].again  # type: ignore[attr-defined]
+
+
 def is_one(size: Size) -> bool:
     return str(size_key(size)) == "1"
 

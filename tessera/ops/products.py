@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 
 from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Arg, Value
-from tessera.ops.families import cast, is_number, restore, zeros_for
+from tessera.ir.equation import Arg, Value
+from tessera.ops.families import cast, differentiated_again, is_number, restore, zeros_for
 from tessera.ops.formula import finish, pytorch_vjp
 
 
@@ -20,7 +20,7 @@ def prod_vjp(ct: Value, y: Value, x: Value, dtype: object) -> tuple:
     def grad() -> Value:
         wide = cast(x, ct.dtype)
         others = aten.reshape(_others(aten.reshape(wide, [-1]), 0), list(x.shape))
-        if _again():
+        if differentiated_again():
             return ct * others
         zeros = aten.sum(aten.eq(wide, 0))  # with two of them eager computes nothing more
         return ct * aten.where(aten.eq(zeros, 0), y / wide, aten.where(aten.eq(zeros, 1), others, 0))
@@ -32,7 +32,7 @@ def prod_dim_vjp(ct: Value, y: Value, x: Value, dim: int, keepdim: Arg, dtype: o
     def grad() -> Value:
         wide, spread = cast(x, ct.dtype), restore(ct, x, dim, keepdim)
         others = _others(wide, dim)
-        if _again():
+        if differentiated_again():
             return spread * others
         some_zero = aten.any(aten.eq(wide, 0))
         return spread * aten.where(some_zero, others, restore(y, x, dim, keepdim) / wide)
@@ -63,17 +63,13 @@ def cumprod_vjp(ct: Value, y: Value, x: Value, dim: int, dtype: torch.dtype | No
 
     if not x.ndim or is_number(x.shape[dim], 1):
         return (ct,)
-    return (as_pytorch if _again() or x.dtype.is_complex else grad,)
+    return (as_pytorch if differentiated_again() or x.dtype.is_complex else grad,)
 
 
 def _of_elements(grad: object, ct: Value, x: Value) -> object:
     if not x.ndim:
         return ct
     return (lambda: zeros_for(x, ct)) if any(is_number(n, 0) for n in x.shape) else grad
-
-
-def _again() -> bool:
-    return ACTIVE[-1].again  # type: ignore[attr-defined]
 
 
 def _others(x: Value, dim: int) -> Value:

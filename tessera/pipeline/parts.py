@@ -6,6 +6,7 @@ Each takes the program it stands over, and from the run what its row says it nee
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tessera.executors.base import Executor, FusionExecutor, in_order, passes_at
@@ -142,7 +143,7 @@ def in_order_of_use(trace: Trace, differentiated: Joint | None) -> Joint:
     forward = [e for e in trace.equations if e in early]
     backward = [e for e in trace.equations if e not in early]
     ordered = trace.with_(equations=(*forward, *backward))
-    return Joint(ordered, differentiated.wrt, tuple(pulled), len(forward), differentiated.carried)  # type: ignore[arg-type]
+    return replace(differentiated, trace=ordered, pulled=tuple(pulled), split=len(forward))  # type: ignore[arg-type]
 
 
 def _forward_part(trace: Trace, results: list[Arg], cotangents: tuple[Value, ...]) -> set[Equation]:

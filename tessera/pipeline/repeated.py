@@ -226,6 +226,7 @@ class _Level:
             numbers=tuple(i for i, tensor in enumerate(tensors) if not tensor),
             own=tuple(self.numbers.get(v, -1) for v in saved),  # type: ignore[call-overload]
             unsaved=self.inputs(short.unsaved),
+            lent=self.inputs(short.lent),
             reached=tuple(reached[stands_for.get(v, v)] for v in gradients),
             cut=cut if len(cut) < len(gradients) else (),
             edges=edges(self.whole),

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from tessera.ir.strides import with_strides
 from tessera.ir.types import contiguous_strides, overlaps_itself
 from tessera.runtime import batched, leaf_hooks
+from tessera.runtime.lent import lend
 from tessera.runtime.proxies import Context, make_proxies, pass_on
 from tessera.runtime.saved import restoring, tied
 from tessera.torch_internals.autograd import DUAL_LEVEL, result_metadata
@@ -42,6 +43,7 @@ class Bridge:
     numbers: tuple[int, ...]  # saved values that are numbers
     own: tuple[int, ...]  # of each saved value, the input that it is, or -1
     unsaved: tuple[int, ...]  # inputs that gradients depend on and nothing saves: proxies are saved in their place
+    lent: tuple[int, ...]  # inputs without a gradient that nothing saves or writes; their owners may keep them
     reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
     cut: tuple[int, ...]  # inputs that no result depends on: autograd does not hear of them, nor do their hooks
     edges: tuple[int, ...]  # of each input, its place among a node's `next_functions`, which are those of tensors
@@ -59,7 +61,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     """
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
     in_order, unsaved, whole = not numbers, plan.unsaved, len(tensors) + len(numbers)
-    restore = restoring(tensors, numbers, plan.own)
+    restore = restoring(tensors, numbers, plan.own, bool(unsaved))
 
     def some_alone(missing: set[int]) -> bool:
         """Whether something is computed of a missing cotangent. Zeros do in its place where they are only added."""
@@ -102,6 +104,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             if not in_order:
                 ctx.numbers = [saved[i] for i in numbers]
                 saved = [saved[i] for i in tensors]
+            if plan.lent:
+                ctx.lent = {i: lend(inputs[i]) for i in plan.lent}
             if unsaved:
                 proxies = make_proxies(ctx, [inputs[i] for i in unsaved])
                 saved, given = (*saved, *proxies), (*given, *proxies)

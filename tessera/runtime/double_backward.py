@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from tessera.runtime.autograd import Bridge
+from tessera.runtime.lent import borrow
 from tessera.runtime.proxies import Context
 from tessera.runtime.saved import Restore
 from tessera.util.errors import DoubleBackwardError
@@ -70,6 +71,10 @@ class DoubleBackward:
             if inputs[i] is None and (node := ctx.next_functions[plan.edges[i]][0]) is not None:  # type: ignore[attr-defined]
                 inputs[i] = getattr(node, "variable", None)  # of a leaf
                 lost -= {i} if inputs[i] is not None else set()
+        for i in lost & getattr(ctx, "lent", {}).keys():  # those too that only the next derivative reads
+            if (x := borrow(ctx.lent[i])) is not None:  # type: ignore[attr-defined]
+                inputs[i] = x
+                lost.remove(i)
         if missing := sorted(lost & derivative.reads):
             raise DoubleBackwardError(
                 f"expected the contents of the input {derivative.names[missing[0]]!r} of a compiled graph, which the "

@@ -102,6 +102,7 @@ def bridge_of(
         numbers,
         tuple(inputs.get(v, -1) for v in split.saved),
         tuple(inputs[v] for v in joint.wrt if v not in saved and v in influences),
+        _lent(joint, saved),
         _reached(joint),
         _cut(joint),
         edges(captured.trace.inputs),
@@ -109,6 +110,13 @@ def bridge_of(
         _contiguous(joint),
         _shares(split, len(results), tensors, set(inputs)),
     )
+
+
+def _lent(joint: Joint, saved: set[Value]) -> tuple[int, ...]:
+    """Tensors without a gradient that the program neither saves nor writes."""
+    held = {*saved, *joint.wrt, *joint.trace.mutations}
+    own = joint.trace.inputs[: len(joint.trace.inputs) - len(joint.pulled)]
+    return tuple(i for i, v in enumerate(own) if isinstance(v.type, TensorType) and v not in held)
 
 
 def _shares(
@@ -286,8 +294,8 @@ def edges(inputs: Sequence[Value]) -> tuple[int, ...]:
 
 
 def _influences(joint: Joint, split: Split, given: tuple[Given, ...]) -> set[Value]:
-    """What the saved values depend on: gradients change with it."""
-    influences = {v for v in split.saved if _floats(v)}
+    """What the saved values depend on: gradients change with it. What they are tied to counts, too."""
+    influences = {*joint.tied, *(v for v in split.saved if _floats(v))}
     _add_operands(influences, joint.trace)
     _add_operands(influences, split.forward)
     for one in reversed(given):

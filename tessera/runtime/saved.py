@@ -60,7 +60,9 @@ def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a is not b and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-def restoring(tensors: tuple[int, ...], numbers: tuple[int, ...], own: tuple[int, ...]) -> Restore:
+def restoring(
+    tensors: tuple[int, ...], numbers: tuple[int, ...], own: tuple[int, ...], proxies: bool = False
+) -> Restore:
     """`restore(ctx)`: what forward saved, then the proxies. What saved nothing may run twice, as in eager.
 
     `restore(ctx, needed)` is for a caller that reads the values at these places alone: of the others, which may have
@@ -70,7 +72,7 @@ def restoring(tensors: tuple[int, ...], numbers: tuple[int, ...], own: tuple[int
 
     def restore(ctx: Context, needed: Collection[int] | None = None) -> list:
         try:
-            saved = ctx.saved_tensors if count else ()  # type: ignore[attr-defined]
+            saved = ctx.saved_tensors if count or proxies else ()  # type: ignore[attr-defined]
         except RuntimeError:
             if needed is None or not unpacks_one_by_one:
                 raise

@@ -128,9 +128,9 @@ class Engine:
         if isinstance(self.model, HuggingFace) and quantize is None and cache_dtype is None:
             compare(source.module, self._programs)  # type: ignore[arg-type]
 
-    def warm(self) -> None:
-        """Compile kernels and capture CUDA graphs now that serving would need as it goes."""
-        self._programs.warm(self.scheduler.most_running, min(self.longest or 2**20, self.cache.capacity()))
+    def warm(self, running: int = 1) -> None:
+        """On a GPU, compile kernels and capture graphs now that `running` requests at once will need."""
+        self._programs.warm(running)
 
     def export(self, path: str | Path, targets: str | Sequence[str] | None = None) -> None:
         """Write the programs, weights and tokenizer to one file: `Engine(path)` then compiles nothing. `targets` are

@@ -156,7 +156,10 @@ def grammar(kind: str, wanted: object) -> str:
             return _library().LLMatcher.grammar_from_lark(f"start: {listed}")
         case "json_schema", _:
             schema = _schema(wanted)
-            return _library().LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": SPACE})
+            try:
+                return _library().LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": SPACE})
+            except ValueError as error:  # it reads fewer levels of JSON than there may be through references
+                raise GuideError(f"json_schema: {_short(str(error))}") from None
     expected = {"regex": "a text", "choices": "at least one text, none of them empty"}
     raise GuideError(f"{kind}: expected {expected[kind]}, got {wanted!r:.80}")
 

@@ -197,20 +197,21 @@ class Programs:
                         mark_dynamic(tensor, dim, **ranges.get(size, {}))
             self._compute(name, placed)
 
-    def warm(self, running: int, longest: int) -> None:
-        """Get ready now what serving so many sequences of this length would: the kernels of a long prompt, and the
-        steps that are captured, the largest first."""
+    def warm(self, running: int) -> None:
+        """Get ready now what serving so many sequences needs: the kernels of a prompt, and the steps that are captured,
+        the largest first. Texts of more than the fewest columns are captured as they come."""
         if self.graphs is None:
             return
-        columns = wide(-(-longest // self.block_size))
         if self.fixed is None:
-            sizes = Sizes(_padded(len(self.sampled)), STEADY, _padded(columns), STEADY)
+            tokens = _padded(len(self.sampled))
+            sizes = Sizes(tokens, STEADY, _padded(-(-tokens // self.block_size)), STEADY)
             flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
             Inputs.of(flat, sizes, self.groups).starts[1:] = sizes.tokens  # one sequence has them all
             self.run("mixed", Filled(sizes, flat))
-        counts = {bucket(n) for n in range(self._least, running + 1)} if self.fixed is None else {self.fixed}
+        most = max(running, self._least)
+        counts = {bucket(n) for n in range(self._least, most + 1)} if self.fixed is None else {self.fixed}
         for rows in sorted(counts, reverse=True):
-            sizes = Sizes(rows, rows + (self.fixed is not None), columns, rows)
+            sizes = Sizes(rows, rows + (self.fixed is not None), wide(LEAST), rows)
             flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
             Inputs.of(flat, sizes, self.groups).starts[:] = torch.arange(sizes.sequences + 1).clamp(max=rows)
             for _ in range(2):  # the first time gets kernels ready

@@ -117,8 +117,8 @@ class Sampling:
 
     def check_tokens(self, vocabulary: int) -> None:
         """Refuse tokens that the model does not have."""
-        for name, tokens in (("logit_bias", self.logit_bias), ("allowed", self.allowed or ())):
-            if wrong := [token for token in tokens if not 0 <= token < vocabulary]:
+        for name in ("logit_bias", "allowed", "stop_tokens"):
+            if wrong := [token for token in getattr(self, name) or () if not 0 <= token < vocabulary]:
                 raise OptionError(f"{name}: expected tokens from 0 to {vocabulary - 1}, got {wrong[0]}")
 
 

@@ -1,7 +1,7 @@
 """Models as graphs of homes.
 
-In: a module, function, exported program or Trace, and example arguments. Out: a `Graph` and how the user's results are
-put together from its outputs.
+In: a module (also one of an ONNX file), function, exported program, artifact or Trace, and example arguments. Out: a
+`Graph` and how the user's results are put together from its outputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.export import ExportedProgram
 
-import tessera.spatial.importer.forms  # noqa: F401  (declares them)
+import tessera.spatial.importer.forms
+import tessera.spatial.importer.windows  # noqa: F401  (they declare them)
 from tessera.frontends.export import capture_export
 from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
@@ -47,7 +48,9 @@ class Captured:
 def captured(model: Callable | ExportedProgram | Trace, args: tuple, kwargs: dict) -> Captured:
     if isinstance(model, Trace):
         return Captured(cleaned(model), FakeTensorMode(), {})
-    exported, _ = exported_program(model, args, kwargs, None)
+    if not isinstance(model, torch.nn.Module | ExportedProgram) and hasattr(model, "entries"):
+        model = model.module()  # type: ignore[union-attr]  # an artifact, which `tessera.load` gave
+    exported, _ = exported_program(model, args, kwargs, None)  # type: ignore[arg-type]
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "program")
     with torch.no_grad():
         program = capture_export(exported, name if name.isidentifier() else "program")

@@ -98,6 +98,8 @@ class Map:
 
     def expand(self, *shape: int) -> Map:
         """As PyTorch's: new dimensions in front, and those of one element repeated."""
+        if not math.prod(shape):
+            return Map(tuple(shape), ())
         wide = self.reshape(*(1,) * (len(shape) - self.ndim), *self.shape)
         if wide.shape == tuple(shape):
             return wide
@@ -109,6 +111,8 @@ class Map:
 
     def view(self, shape: Shape, starts: Sequence[int], steps: Sequence[Sequence[int]]) -> Map:
         """The map whose element at `o` is this one's at `starts[d] + sum(steps[d][i] * o[i])`."""
+        if not math.prod(shape):
+            return Map(tuple(shape), ())
         pieces = [
             q for p in self.pieces for q in _pulled(p, [(0, n) for n in shape], list(starts), [list(s) for s in steps])
         ]

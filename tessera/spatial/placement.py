@@ -310,7 +310,7 @@ def arranged(m: Map, constants: Mapping[str, Constant], dtype: torch.dtype | Non
 def _elements(data: torch.Tensor, p: Piece) -> torch.Tensor:
     """What a piece says of a home's data."""
     if min(p.strides) >= 0:
-        return data.as_strided(p.shape, p.strides, p.offset)
+        return data.as_strided(p.shape, p.strides, data.storage_offset() + p.offset)  # data may be a part of a tensor
     places = torch.tensor(p.offset)
     for n, stride in zip(p.shape, p.strides, strict=True):
         places = places[..., None] + torch.arange(n) * stride

@@ -133,9 +133,12 @@ class Routes:
     def delays(self, source: Core, targets: Sequence[Core], key: int | None) -> np.ndarray:
         """Cycles of latency from a core to each of the cores of a chip, or to all."""
         if (known := self.known_delays.get((source, key))) is None:
-            if key in (None, source.chip) or not self.by_gates:
+            if key == source.chip or not self.by_gates:
                 far = self.distances(source)
                 known = np.array([far[core] for core in targets], dtype=float)
+            elif key is None:  # cores come chip by chip
+                parts = itertools.groupby(targets, key=lambda core: core.chip)
+                known = np.concatenate([self.delays(source, list(part), chip) for chip, part in parts])
             else:
                 before = self.chip_tree(source.chip, (source.row + source.column) % 2 == 1)[key]
                 entry, _ = self.machine.network.gate(key, before)

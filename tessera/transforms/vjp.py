@@ -25,6 +25,7 @@ from tessera.ir.types import TensorType
 from tessera.ops.fallback import Formula, conform, like_result, vjp_formula
 from tessera.ops.families import cast
 from tessera.ops.op import Rules, differentiates, name_of, stops
+from tessera.ops.tied import TIED
 from tessera.torch_internals.fake import FakeTensorMode
 from tessera.util.errors import RuleError
 
@@ -36,7 +37,8 @@ class Joint:
     Inputs: the primal inputs, then one cotangent for each of `pulled` (outputs, then mutated inputs' new
     values, that depend differentiably on `wrt`). Outputs: the primal outputs, then one gradient per `wrt`
     (None where nothing flows). `split` counts the equations of the forward. `carried` are the mutated inputs whose new
-    values are among `pulled`: another one may come to hold an equal value, which is none of autograd's business.
+    values are among `pulled`: another one may come to hold an equal value, which is none of autograd's business. `tied`
+    are those of `wrt` that gradients depend on in name alone (`ops/tied.py`).
     """
 
     trace: Trace
@@ -44,6 +46,7 @@ class Joint:
     pulled: tuple[Value, ...]
     split: int
     carried: tuple[Value, ...]
+    tied: tuple[Value, ...] = ()
 
 
 def vjp(
@@ -92,7 +95,7 @@ class _Reverse:
         mutations = {target: self.look(v) for target, v in self.trace.mutations.items()}
         joint = self.builder.finish([*outputs, *grads], mutations)
         carried = tuple(target for target, v in mutations.items() if v in pulled)
-        return Joint(joint, tuple(self.wrt), tuple(pulled), split, carried)
+        return Joint(joint, tuple(self.wrt), tuple(pulled), split, carried, _tied(joint, self.wrt))
 
     def look(self, v: Value) -> Value:
         new = self.rename.get(v, v)
@@ -248,6 +251,16 @@ class _Reverse:
         ct = cast(ct, v.dtype)
         before = self.cts.get(v)
         self.cts[v] = ct if before is None else aten.add(before, ct)
+
+
+def _tied(trace: Trace, wrt: list[Value]) -> tuple[Value, ...]:
+    """The inputs that somebody is tied to."""
+    behind = {v for eqn in trace.equations if eqn.op is TIED for v in values_in(eqn.args[1:])}
+    if behind:
+        for eqn in reversed(trace.equations):
+            if any(v in behind for v in eqn.results()):
+                behind.update(eqn.inputs())
+    return tuple(v for v in wrt if v in behind)
 
 
 def _same_forward(formula: Formula, other: Formula, env: dict[Value, Arg]) -> tuple[Formula, dict[Value, Arg]]:

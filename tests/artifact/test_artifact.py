@@ -440,7 +440,7 @@ def test_weights_are_shared_until_they_are_written(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(m(x), model(x))
     assert private_bytes(path) == 0
-    m.main._held[0][0, 0] = 1
+    m.main.held[0][0, 0] = 1
     assert 0 < private_bytes(path) <= 4 * os.sysconf("SC_PAGE_SIZE")
 
 

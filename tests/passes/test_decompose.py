@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from programs import trace_of
+from programs import on_cuda, trace_of
 
 from tessera.ir.equation import Equation
 from tessera.ir.interp import run
@@ -155,3 +155,16 @@ def test_what_kernels_cannot_hold_stays_whole() -> None:
 def test_parts_say_where_they_come_from() -> None:
     trace = trace_of(lambda x: F.softmax(x, -1), X)
     assert {e.source for e in decompose(trace, holds).equations} == {trace.equations[0].source}
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [F.logsigmoid, torch.ops.aten.log_sigmoid_forward, lambda x: F.binary_cross_entropy_with_logits(x, x)],
+    ids=["logsigmoid", "both results", "loss"],
+)
+def test_an_empty_result_on_a_gpu_keeps_nothing_whole(fn: Callable) -> None:
+    trace = decompose(on_cuda(fn, (64, 128)), holds)
+    assert {eqn.opname for eqn in trace.equations}.isdisjoint(
+        {"log_sigmoid_forward", "binary_cross_entropy_with_logits"}
+    )
+    verify(trace)

@@ -27,7 +27,7 @@ def joined(seen: list[bool]):  # noqa: ANN201
         seen.append(held[1]() is None)
         return (ct * 3,)
 
-    plan = Bridge(1, (), (0,), (0,), 1, (0, 1), (), (-1, -1), (), ((0,),), (), (0,), ((),), (), ())
+    plan = Bridge(1, (), (0,), (0,), 1, (0, 1), (), (-1, -1), (), (), ((0,),), (), (0,), ((),), (), ())
     return bridge(forward, backward, plan, again=lambda *_: pytest.fail("nobody asked for a second derivative"))
 
 

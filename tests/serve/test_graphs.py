@@ -69,7 +69,12 @@ def test_deterministic_steps_are_replayed_too() -> None:
 
 def test_warming_captures_every_size() -> None:
     engine = replaying(Engine(model("llama"), memory=2**22, compiled=False, most_running=20), cuda := Replayed())
+    engine.longest = 2**17  # positions that nobody asks for are no reason to get ready for others
     engine.warm()
+    assert cuda.captures == 1  # what the first request needs
+    engine.generate([1, 2, 3], max_tokens=6)
+    assert cuda.captures == 1
+    engine.warm(20)
     assert cuda.captures == len({bucket(n) for n in range(2, 21)}) == 5
     engine.generate([[1, 2, 3]] * 5, max_tokens=6)
     assert cuda.captures == 5

@@ -61,7 +61,7 @@ def client(server: Served) -> Iterator:
 
 def post(server: Served, path: str, body: object, key: str = "secret-1", **more: object) -> object:
     headers = {"authorization": f"Bearer {key}"}
-    return httpx.post(server.url + path, json=body, headers=headers, timeout=60, **more)
+    return httpx.post(server.url + path, content=json.dumps(body), headers=headers, timeout=60, **more)
 
 
 def metrics(server: Served) -> dict[str, float]:
@@ -143,6 +143,13 @@ def test_many_clients_at_once(server: Served, engine: Engine) -> None:
         ("/v1/completions", {"prompt": "a", "wishes": 3}, 400, "wishes"),
         ("/v1/completions", {"prompt": "a", "echo": True}, 400, "echo"),
         ("/v1/completions", {"prompt": "a", "model": "huge"}, 404, "model"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"1": 10**400}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [99999]}, 400, "stop_token_ids"),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 1025}, 400, "stop_token_ids"),
+        ("/v1/completions", {"prompt": "a", "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens"),
+        ("/v1/completions", {"prompt": "\ud800"}, 400, None),
+        ("/v1/completions", {"prompt": "a", "stop": "\udc00"}, 400, None),
         ("/v1/completions", {"prompt": [5, 10**7]}, 400, None),
         ("/v1/completions", {"prompt": "a", "max_tokens": 600}, 400, None),
         ("/v1/completions", {"prompt": "a", "timeout": 0.001, "max_tokens": 400}, 408, None),
@@ -151,6 +158,12 @@ def test_many_clients_at_once(server: Served, engine: Engine) -> None:
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
         ("/v1/chat/completions", {"messages": CHAT, "top_logprobs": 3}, 400, "top_logprobs"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, 400,
+         "messages[0].content"),
+        ("/v1/chat/completions", {"messages": [*CHAT, {"role": "user", "content": "a", "wishes": 1}]}, 400,
+         "messages[1].wishes"),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, 400,
+         "messages[0].tool_calls"),
         ("/detokenize", {"tokens": "no"}, 400, "tokens"),
         ("/detokenize", {"tokens": [1], "wishes": 1}, 400, "wishes"),
         ("/tokenize", {"prompt": 3}, 400, "prompt"),
@@ -336,6 +349,7 @@ class Person(pydantic.BaseModel):
     pets: list[Pet] = pydantic.Field(max_length=2)
 
 
+DEEP = functools.reduce(lambda inner, _: {"items": inner}, range(400), {})
 WIDE = {"properties": dict.fromkeys(map(str, range(1001)), {})}
 SCHEMA = {"name": "person", "strict": True, "schema": Person.model_json_schema()}
 
@@ -413,6 +427,7 @@ def test_any_json_object(client: openai.OpenAI) -> None:
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}, "response_format"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}, "response_format"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": WIDE}}, "response_format"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": DEEP}}, "response_format"),
         ({"type": "regex", "regex": "(a"}, "response_format"),
     ],
 )  # fmt: skip

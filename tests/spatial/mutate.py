@@ -218,8 +218,8 @@ INSTRUCTIONS = [
 ]  # fmt: skip
 BUFFERS = [address, size, row_short, dtype, lifetime, source]
 # These may give another program that is as good as the first and means something else: the judges must agree, no more.
-# Another type between two expressions is another rounding; sending columns 15 to 31 of a tile that is all written breaks
-# no rule where columns 16 to 32 were meant.
+# Another type between two expressions is another rounding; sending columns 15 to 31 of a tile that is all written
+# breaks no rule where columns 16 to 32 were meant.
 OTHER_MEANING = ("turned", "swapped_operands", "name", "dtype", "elsewhere")
 KINDS = [of.__name__ for of in (*INSTRUCTIONS, *BUFFERS)] + ["end", "swapped times", "page dropped", "machine"]
 

@@ -24,6 +24,7 @@ from tessera.ir.record import NO_GRAD
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.families import same_shape
+from tessera.ops.tied import TIED
 from tessera.passes.memory.alias import Roots, escaping, roots
 from tessera.util.names import names
 
@@ -129,6 +130,7 @@ TABLE = Table(
         (P("aten.mul", x, one), lambda x: x, is_real),  # x * 1 -> x
         (P("aten.div", x, one), lambda x: x, is_real),  # x / 1 -> x
         (P("aten.pow", x, one), lambda x: x, is_real),  # x ** 1 -> x
+        (P("tessera.tied", x, anything), lambda x: x),  # where nothing comes of the other
         (P("aten.neg", P("aten.neg", x)), lambda x: x),  # -(-x) -> x
         (P("aten.relu", P("aten.relu", x)), lambda x: aten.relu(x)),  # relu(relu(x)) -> relu(x)
         # casts and copies
@@ -225,6 +227,8 @@ class _Legal:
             return False  # the value may carry a gradient that the result must not
         if _is_copy(eqn) and eqn.args[0] in self.active and not self.goes_into_active(old):
             return False  # what is overwritten gets a gradient of zeros, and the result requires grad
+        if _ties(eqn) and eqn.args[-1 if eqn.op is TIED else 0] in self.active:
+            return False  # in eager the gradient of x ** 1 depends on x, though it is always one
         if new not in self.of or old not in self.of or not _alike(new, old):
             return False
         stored = old not in self.results and all(_only_stores(user, old) for user in self.users.get(old, ()))
@@ -246,8 +250,8 @@ class _Legal:
 
 
 def _active(trace: Trace, wrt: Collection[Value]) -> set[Value]:
-    """Values through which gradients of these inputs flow; found only where something is overwritten."""
-    if not any(map(_is_copy, trace.equations)):
+    """Values through which gradients of these inputs flow; found only where somebody asks."""
+    if not any(_is_copy(eqn) or _ties(eqn) for eqn in trace.equations):
         return set()
     active = {v for v in wrt if v.is_differentiable}
     for eqn in trace.equations:
@@ -258,6 +262,10 @@ def _active(trace: Trace, wrt: Collection[Value]) -> set[Value]:
 
 def _is_copy(eqn: Equation) -> bool:
     return eqn.opname == "copy"
+
+
+def _ties(eqn: Equation) -> bool:
+    return eqn.op is TIED or eqn.opname == "pow"
 
 
 def _alike(new: Value, old: Value) -> bool:

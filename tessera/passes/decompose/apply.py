@@ -107,8 +107,8 @@ class _Decompose:
         """The equations, those that kernels cannot hold in their own parts; None where some have none."""
         kept: list[Equation] = []
         for eqn in equations:
-            # Of our own making: it stands between kernels.
-            outside = isinstance(eqn.op, Special) or eqn.op in decompose_index.BETWEEN
+            # Of our own making, or empty, as the second result of log_sigmoid is on a GPU: it stands between kernels.
+            outside = isinstance(eqn.op, Special) or eqn.op in decompose_index.BETWEEN or _is_empty(eqn)
             inner = [eqn] if outside or self.holds(eqn) else self.parts(eqn, depth - 1) if depth else None
             if inner is None:
                 return None
@@ -157,6 +157,10 @@ class _Decompose:
             return None
         results = self.rewrite.builder.inline(formula, list(dict.fromkeys(eqn.inputs())))
         return results if all(v is None or isinstance(v, Value) for v in results) else None  # type: ignore[return-value]
+
+
+def _is_empty(eqn: Equation) -> bool:
+    return all(isinstance(v.type, TensorType) and v.numel() == 0 for v in eqn.results())
 
 
 def _contiguous(v: Value, dtype: torch.dtype) -> Value:

@@ -22,6 +22,7 @@ from tessera.ir.types import TensorType
 from tessera.ir.views import MAY_COPY, UNANNOTATED
 from tessera.ops.custom import ONCE
 from tessera.ops.launch import LAUNCH
+from tessera.ops.tied import TIED
 from tessera.torch_internals.operators import OpOverload, can_decompose, op_name, op_schema
 from tessera.util.names import names
 
@@ -72,7 +73,7 @@ def shared_by(eqn: Equation) -> list[Value]:
         if op is FUNCTIONAL_OVER:
             targets = written_by(eqn.args[0], eqn.args[2:], eqn.kwargs)  # type: ignore[arg-type]
             return [targets[i] for i in eqn.args[1]]  # type: ignore[attr-defined]
-        if op is ONCE:
+        if op in (ONCE, TIED):
             return values_in(eqn.args[:1])
         if op is KEEP_GRAD:  # a copy only until derivatives are known: then it is what it was given
             return values_in(eqn.args[1:2])

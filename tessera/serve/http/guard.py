@@ -67,7 +67,10 @@ async def body_of(headers: Mapping[str, str], stream: AsyncIterable[bytes], most
         if len(read) > most:
             raise too_large
     try:
-        return json.loads(read)
+        body = json.loads(read)
+        if b"\\ud" in read.lower():  # an escape may stand for half a character, which is no text
+            json.dumps(body, ensure_ascii=False).encode()
+        return body
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"expected JSON: {type(error).__name__}: {error}"[:200]) from None
 

@@ -8,13 +8,13 @@ are refused; some that change no answer are taken and ignored.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tessera.serve.http.wire import Message
 
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+MESSAGE = ("role", "content", "name", "tool_call_id")  # what templates get
 # What asks for nothing may be sent; anything else in these fields is refused.
 NOTHING: dict[str, tuple] = {
     "best_of": (None, 1), "echo": (None, False), "suffix": (None, ""), "tools": (None, []), "functions": (None, []),
@@ -64,7 +64,7 @@ class Asked:
 def _number(low: float, high: float, whole: bool = False) -> Callable[[object], bool]:
     def right(value: object) -> bool:
         kind = int if whole else (int, float)
-        return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+        return isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high  # NaN is neither
 
     right.__doc__ = f"{'an integer' if whole else 'a number'} from {low:g} to {high:g}"
     return right
@@ -114,8 +114,8 @@ class Reader:
             if (value := self.take(name, right)) is not None:
                 given[ours] = value
         given["stop"] = self._stops()
-        ids = self.take("stop_token_ids", lambda v: isinstance(v, list) and all(map(_token, v)), "a list of tokens")
-        given["stop_tokens"] = ids or []
+        most = self.limits.bias
+        given["stop_tokens"] = self.take("stop_token_ids", _tokens(most), f"a list of at most {most} tokens") or []
         bias = self.take("logit_bias", self._biases, f"at most {self.limits.bias} tokens, each with -100 to 100")
         given["logit_bias"] = bias or {}
         return given | self._format()
@@ -193,6 +193,10 @@ def _token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
+def _tokens(most: int) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and len(value) <= most and all(map(_token, value))
+
+
 def _texts(value: object, most: int) -> bool:
     return isinstance(value, list) and len(value) <= most and all(isinstance(v, str) for v in value)
 
@@ -213,6 +217,15 @@ def prompts_of(value: object, limits: Limits, name: str = "prompt") -> list[Mess
     return [{"prompt": one} for one in listed]
 
 
+def _content(value: object) -> object:
+    """Parts of type text as one text."""
+    match value:
+        case [*parts] if all(isinstance(p, Mapping) and p.get("type") == "text" for p in parts):
+            texts = [p.get("text") for p in parts]
+            return "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    return value
+
+
 def messages_of(value: object, limits: Limits) -> list[Message]:
     """A conversation as templates take it: every content one text."""
     if not isinstance(value, list) or not value:
@@ -222,13 +235,17 @@ def messages_of(value: object, limits: Limits) -> list[Message]:
         where = f"messages[{i}]"
         if not isinstance(one, Mapping) or not isinstance(one.get("role"), str):
             raise BadRequest(f"{where}: expected an object with role and content", where)
-        content = one.get("content")
-        if isinstance(content, list) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content):
-            content = "".join(str(p.get("text", "")) for p in content)
-        if not isinstance(content, str):
-            raise BadRequest(f"{where}.content: expected a text, or parts of type text", f"{where}.content")
-        length += len(content)
-        texts.append({"role": one["role"], "content": content})
+        given = {name: value for name, value in one.items() if value not in (None, [])}
+        given["content"] = content = _content(one.get("content"))
+        for name in MESSAGE:
+            if not isinstance(given.get(name, ""), str):
+                told = "a text, or parts of type text" if name == "content" else "a text"
+                raise BadRequest(f"{where}.{name}: expected {told}", f"{where}.{name}")
+        if unknown := sorted(given.keys() - set(MESSAGE)):
+            at = f"{where}.{unknown[0]}"
+            raise BadRequest(f"{at}: expected nothing, since it is not supported", at, code="unknown_parameter")
+        length += len(str(content))
+        texts.append(given)
     if length > limits.prompt:
         raise BadRequest(f"messages: expected at most {limits.prompt} characters, got {length}", "messages")
     return [{"messages": texts}]
@@ -252,8 +269,8 @@ def text_of(body: object, served: str, limits: Limits) -> Message:
     """`/detokenize`: tokens."""
     reader = Reader(body, limits)
     reader.model(served)
-    what, most = f"a list of at most {limits.prompt} tokens", limits.prompt
-    tokens = reader.take("tokens", lambda v: isinstance(v, list) and len(v) <= most and all(map(_token, v)), what)
+    what = f"a list of at most {limits.prompt} tokens"
+    tokens = reader.take("tokens", _tokens(limits.prompt), what)
     reader.done()
     if tokens is None:
         raise BadRequest(f"tokens: expected {what}", "tokens")

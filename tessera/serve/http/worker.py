@@ -28,7 +28,9 @@ from tessera.serve.scheduler import Refused
 from tessera.serve.stream import Stream
 from tessera.util.errors import TesseraError
 
+PRIMITIVES = "256"  # products of one shape that oneDNN keeps ready, 17 kB each: steps come in thousands of sizes
 BEAT = 1.0  # seconds between two reports of the engine's counts
+FIELDS = {field.name: field.name for field in dataclasses.fields(Sampling)} | {"stop_tokens": "stop_token_ids"}
 _TUPLES = ("stop", "stop_tokens", "allowed", "choices")
 
 
@@ -67,7 +69,8 @@ class Worker:
             text = str(error) if isinstance(error, TesseraError) else f"{type(error).__name__}: {error}"
             retry = isinstance(error, Refused) and error.retry
             told: Message = {"error": text, "retry": retry, "fault": not known}
-            told["param"] = "response_format" if isinstance(error, GuideError) else None
+            field = text.partition(":")[0]
+            told["param"] = "response_format" if isinstance(error, GuideError) else FIELDS.get(field)
             self.send({"op": "refused", "id": message["id"], **told})
 
     def _submit(self, message: Message) -> None:
@@ -157,9 +160,11 @@ def main() -> int:
     options = receive(sock)
     if options is None:
         return 0
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)  # 1024 without it; read at the first product
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     try:
         engine = Engine(**options)  # type: ignore[arg-type]
+        engine.warm()  # for the first request; what a crowd needs is captured as it comes
     except (TesseraError, OSError, torch.OutOfMemoryError) as error:
         sock.sendall(pack({"op": "failed", "error": str(error)}))
         return 2

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 
 from tessera.spatial.graph import Number
-from tessera.spatial.importer.importer import FORMS, Importer, Movable, form, sizes
+from tessera.spatial.importer.importer import FORMS, Importer, form, sizes
 from tessera.spatial.importer.moves import chosen
 from tessera.spatial.importer.values import Item, Known, Lazy
-from tessera.spatial.maps import Map, concatenated, padded
+from tessera.spatial.maps import concatenated
 from tessera.util.names import names
 
 TOP = 8  # of a row: how many are found one after the other
@@ -20,7 +20,7 @@ TOP = 8  # of a row: how many are found one after the other
 # Functions of the vector unit that an operator is by itself.
 _SAME = names(
     """
-    exp expm1 log log1p sqrt rsqrt sigmoid tanh erf sin cos abs neg sign floor ceil trunc round relu silu
+    exp expm1 log log1p sqrt rsqrt sigmoid tanh erf sin cos abs neg sign floor ceil trunc relu silu
     maximum minimum eq ne lt le gt ge mul remainder
     """
 )
@@ -32,6 +32,16 @@ def _elementwise(fn: str) -> Callable[..., Item]:
 
 for _name in sorted(_SAME):
     FORMS[_name] = _elementwise(_name)
+
+
+@form("round")
+def rounded(im: Importer, x: Item, decimals: int = 0) -> Item:
+    """To so many decimals: what is scaled up is rounded and scaled down."""
+    if not decimals:
+        return im.apply("round", x)
+    scale = float(10 ** abs(decimals))
+    up, down = ("mul", "div") if decimals > 0 else ("div", "mul")
+    return im.apply(down, im.apply("round", im.apply(up, x, scale)), scale)
 
 
 @form("reciprocal")
@@ -284,7 +294,10 @@ def _affine(im: Importer, y: Lazy, w: Item | None, b: Item | None) -> Lazy:
 
 
 @form("sum")
-def total(im: Importer, x: Item, dims: list[int] | None = None, keepdim: bool = False, dtype: object = None) -> Item:
+def total(
+    im: Importer, x: Item, dims: list[int] | None = None, keepdim: bool = False, dtype: object = None,
+    output_dtype: object = None,
+) -> Item:  # fmt: skip
     assert im.eqn is not None
     return im.reduce("sum", im.values.cast(x, im.eqn.results()[0].dtype), _dims(im, x, dims), keepdim)
 
@@ -306,9 +319,10 @@ def amin(im: Importer, x: Item, dims: list[int] | None = None, keepdim: bool = F
     return im.reduce("min", x, _dims(im, x, dims), keepdim)
 
 
-@form("argmax")
+@form("argmax argmin")
 def argmax(im: Importer, x: Item, dim: int | None = None, keepdim: bool = False) -> Item:
-    return im.reduce("argmax", x, _dims(im, x, dim), keepdim, torch.int64)
+    assert im.eqn is not None
+    return im.reduce(im.eqn.opname, x, _dims(im, x, dim), keepdim, torch.int64)
 
 
 @form("topk")
@@ -363,7 +377,7 @@ def index_select(im: Importer, x: Item, dim: int, index: Item) -> Item:
     return im.gather(x, index) if dim == 0 else NotImplemented
 
 
-@form("index")
+@form("index _unsafe_index")
 def index(im: Importer, x: Item, indices: list[Item | None]) -> Item:
     """Rows; or any elements at places that are known and never others."""
     if all(i is None or isinstance(i, Known) and not i.varies for i in indices):
@@ -371,7 +385,7 @@ def index(im: Importer, x: Item, indices: list[Item | None]) -> Item:
         return im.relaid(x, lambda t: chosen(t, places, im.graph.homes))
     if len(indices) != 1 or indices[0] is None or im.values.lazy(indices[0]).dtype == torch.bool:
         return NotImplemented
-    return im.gather(x, indices[0])
+    return im.gather(x, im.wrapped(indices[0], im.values.lazy(x).shape[0]))
 
 
 @form("index_put")
@@ -382,69 +396,12 @@ def index_put(im: Importer, x: Item, indices: list[Item | None], rows: Item, acc
     index, dim = indices[places[0]], places[0]
     if index is None or im.values.lazy(index).dtype == torch.bool:
         return NotImplemented
-    return im.scattered(x, dim, index, rows)
+    return im.scattered(x, dim, im.wrapped(index, x.shape[dim]), rows)
 
 
 @form("index_copy")
 def index_copy(im: Importer, x: Item, dim: int, index: Item, rows: Item) -> Item:
     return im.scattered(x, dim, index, rows) if isinstance(x, Lazy) else NotImplemented
-
-
-def pixel_by_pixel(im: Importer, x: Item) -> Lazy:
-    """An image whose channels lie side by side, so that a window is a few rectangles; otherwise it is laid out anew."""
-    x = im.values.plain(x)
-    if all(p.strides[1] in (0, 1) for p in x.index.pieces):
-        return x
-    return im.values.relaid(x, [0, *range(2, len(x.shape)), 1])
-
-
-@form("convolution conv1d conv2d _convolution")
-def convolution(im: Importer, x: Item, w: Item, b: Item | None, stride: list[int], padding: list[int] | str,
-                dilation: list[int], *rest: object) -> Item:  # fmt: skip
-    """A product for each group: of windows, which are maps, by the weights. Results lie pixel by pixel."""
-    assert im.eqn is not None
-    if im.eqn.opname in ("convolution", "_convolution"):
-        transposed, _, groups = rest[:3]
-    else:
-        transposed, groups = False, rest[0] if rest else 1
-    if transposed or isinstance(padding, str) or len(im.values.lazy(x).shape) != len(im.values.lazy(w).shape):
-        return NotImplemented
-    assert isinstance(groups, int)
-    kernel = im.values.lazy(w).shape[2:]
-    count = len(kernel)
-
-    def windows(t: Map) -> Map:
-        """[groups, pixels, kernel · channels of a group]"""
-        t = padded(t, [p for pad in reversed(padding) for p in (pad, pad)])
-        n, c, *outer = t.shape
-        pixels = [(outer[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(count)]
-        steps = [[0] * (2 + 2 * count) for _ in t.shape]
-        steps[0][0] = steps[1][1] = 1
-        for d in range(count):
-            steps[2 + d][2 + d], steps[2 + d][2 + count + d] = stride[d], dilation[d]
-        t = t.view((n, c, *pixels, *kernel), [0] * t.ndim, steps)
-        t = t.reshape(n, groups, c // groups, *t.shape[2:])
-        t = t.permute(1, 0, *range(3, 3 + count), *range(3 + count, 3 + 2 * count), 2)
-        return t.reshape(groups, n * math.prod(pixels), math.prod(kernel) * (c // groups))
-
-    def arranged(t: Movable) -> Movable:
-        """[groups, kernel · channels of a group, results of a group]"""
-        t = t.reshape(groups, t.shape[0] // groups, *t.shape[1:])
-        t = t.permute(0, *range(3, 3 + count), 2, 1)
-        return t.reshape(groups, math.prod(t.shape[1:-1]), t.shape[-1])
-
-    columns = im.relaid(pixel_by_pixel(im, x), windows)  # type: ignore[arg-type]
-    y = im.product(columns, im.relaid(w, arranged))  # [groups, pixels, results]
-    shape = sizes(im.eqn.results()[0])
-
-    def back(t: Map) -> Map:
-        t = t.reshape(groups, shape[0], *shape[2:], shape[1] // groups)
-        return t.permute(1, 0, t.ndim - 1, *range(2, t.ndim - 1)).reshape(*shape)
-
-    y = Lazy(shape, y.dtype, y.tree, tuple(back(o) for o in y.operands), y.name, y.source)
-    if b is None:
-        return y
-    return im.apply("add", y, im.relaid(b, lambda t: t.reshape(*t.shape, *[1] * count)))
 
 
 @form("var var_mean")

@@ -21,7 +21,7 @@ from tessera.ir.types import TensorType
 from tessera.spatial.errors import MapError
 from tessera.spatial.graph import Constant, Gather, Input, Left, Product, Scatter
 from tessera.spatial.importer.decompose import Decompositions
-from tessera.spatial.importer.moves import MOVES, moved, pads_zero
+from tessera.spatial.importer.moves import MOVES, filled_with, has_rule, moved, padded_ones
 from tessera.spatial.importer.values import Item, Known, Lazy, Values, fold
 from tessera.spatial.maps import Home, Map, whole
 from tessera.torch_internals.operators import OpOverload, aten_name
@@ -169,10 +169,15 @@ class Importer:
             return
         if not isinstance(eqn.op, Special) and draws(eqn.op, eqn.args, eqn.kwargs):
             raise MapError(f"{eqn.op} draws random numbers, which such a machine has none of: {where(eqn)}")
+        if unsized := next((v for v in eqn.results() if not _is_sized(v)), None):
+            raise MapError(
+                f"{eqn.op} gives {unsized.type}, a size that depends on data: expected sizes that are numbers, such as "
+                f"the largest one with a mask over what is not there (torch.where, topk): {where(eqn)}"
+            )
         self.eqn = eqn
         if self.is_known(eqn):
             self.bind(eqn, self.computed(eqn))
-        elif eqn.opname in MOVES:
+        elif eqn.opname in MOVES and has_rule(eqn):
             self.bind(eqn, self.moved(eqn))
         elif eqn.opname in FORMS:
             positional, keyword = eqn.bound()
@@ -214,11 +219,12 @@ class Importer:
             maps = {v: self.values.map(self.env[v]) for v in eqn.inputs()}
         if len(kinds) == 1 and dtype not in kinds:
             raise MapError(f"{eqn.op} takes the bits of another type, which has no form: {where(eqn)}")
-        if not pads_zero(eqn):
-            raise MapError(f"{eqn.op} with another value than zero has no form: {where(eqn)}")
         items: list[Item] = []
         for v, index in zip(eqn.outputs, moved(eqn, maps, self.graph.homes), strict=True):
             items.append(Lazy(index.shape, dtype, 0, (index,), v.name if v is not None else "v", eqn.source))
+        if (value := filled_with(eqn)) != 0:
+            inside = Known(padded_ones(eqn), "inside")
+            return [self.apply("where", inside, items[0], value, dtype=dtype)]
         return items
 
     def apart(self, eqn: Equation, depth: int) -> None:
@@ -273,6 +279,8 @@ class Importer:
         assert self.eqn is not None
         dtype = torch.promote_types(dtype_of(x), dtype_of(w))
         x, w = (self.values.cast(i, dtype) if isinstance(i, Lazy) and i.dtype != dtype else i for i in (x, w))
+        if not dtype.is_floating_point and dtype != torch.int8:
+            return self.vector_product(x, w, dtype)
         a, b = self.values.map(x), self.values.map(w)
         batch = tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
         count = math.prod(batch)
@@ -289,6 +297,12 @@ class Importer:
         result = Lazy(shape, home.dtype, 0, (whole(home, shape),), home.name, self.eqn.source)
         return self.values.cast(result, rounded or dtype) if dtype.is_floating_point else result
 
+    def vector_product(self, x: Item, w: Item, dtype: torch.dtype) -> Lazy:
+        """Of integers that no array multiplies: sums of products of elements."""
+        a = self.relaid(x, lambda t: t.reshape(*t.shape[:-1], 1, t.shape[-1]))
+        b = self.relaid(w, lambda t: t.transpose(-1, -2).reshape(*t.shape[:-2], 1, t.shape[-1], t.shape[-2]))
+        return self.reduce("sum", self.apply("mul", a, b, dtype=dtype), [-1], False, dtype)
+
     def gather(self, table: Item, index: Item) -> Lazy:
         assert self.eqn is not None
         rows, at = self.values.map(table), self.values.map(index)
@@ -297,6 +311,18 @@ class Importer:
         self.graph.add(Gather(home, flat, at.reshape(at.size, 1)))
         shape = (*at.shape, *rows.shape[1:])
         return Lazy(shape, home.dtype, 0, (whole(home, shape),), home.name, self.eqn.source)
+
+    def wrapped(self, index: Item, size: int) -> Item:
+        """Places of which those below 0 count from the end; computed once for all who read as many rows."""
+        if isinstance(index, Known):
+            return replace(index, data=torch.where(index.data < 0, index.data + size, index.data))
+        key = self.values.map(index), size
+        if key not in self.values.wrapped:
+            kind = index.dtype
+            below, further = self.apply("lt", index, 0, dtype=torch.bool), self.apply("add", index, size, dtype=kind)
+            places = self.apply("where", below, further, index, dtype=kind)
+            self.values.wrapped[key] = self.values.plain(places)
+        return self.values.wrapped[key]
 
     def relaid(self, x: Item, fn: Callable[[Movable], Movable]) -> Item:
         """A value whose elements are moved by a function of tensors or maps."""
@@ -343,9 +369,13 @@ def _number(value: float, dtype: torch.dtype) -> Known:
 
 
 def _here(kwargs: Arg) -> dict:
-    """Without a device: tensors are computed where the weights lie."""
+    """Tensors are computed where the weights lie."""
     assert isinstance(kwargs, dict)
-    return {k: v for k, v in kwargs.items() if k != "device"}
+    return {k: torch.device("cpu") if k == "device" else v for k, v in kwargs.items()}
+
+
+def _is_sized(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and all(isinstance(n, int) for n in v.type.shape)
 
 
 def where(eqn: Equation) -> str:

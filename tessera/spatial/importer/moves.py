@@ -109,22 +109,36 @@ def _interleaved(m: Map, times: int, dim: int | None = None, **_: object) -> Map
     return result
 
 
+def _strided(m: Map, shape: Sequence[int], strides: Sequence[int], start: int | None = None) -> Map:
+    return m.reshape(m.size).view(tuple(shape), [start or 0], [list(strides)])
+
+
 def _padded(m: Map, sides: Sequence[int], *_: object, **__: object) -> Map:
     return padded(m, sides)
 
 
 _RULES: dict[str, Callable[..., Map]] = {
     **dict.fromkeys(("cat", "concat", "concatenate"), _concatenated), "stack": _stacked, "repeat": _tiled,
-    "repeat_interleave": _interleaved, "constant_pad_nd": _padded, "pad": _padded,
+    "repeat_interleave": _interleaved, "constant_pad_nd": _padded, "pad": _padded, "as_strided": _strided,
 }  # fmt: skip
 MOVES = SHAPES | VIEWS | NUMBERED | frozenset(_RULES)
 
 
-def pads_zero(eqn: Equation) -> bool:
-    """Whether an operator that fills what is left fills it with zeros."""
-    positional, _ = eqn.bound()
-    if eqn.opname == "constant_pad_nd":
-        return not positional[2]
+def has_rule(eqn: Equation) -> bool:
+    """Padding repeats or mirrors what is there, unless it says a value; strides are those of what lies row by row."""
     if eqn.opname == "pad":
-        return positional[2] == "constant" and not positional[3]
-    return True
+        return eqn.bound()[0][2] == "constant"
+    return eqn.opname != "as_strided" or eqn.inputs()[0].tensor.is_row_major
+
+
+def filled_with(eqn: Equation) -> float:
+    """What stands where padding is."""
+    place = {"constant_pad_nd": 2, "pad": 3}.get(eqn.opname)
+    return 0 if place is None else eqn.bound()[0][place] or 0
+
+
+def padded_ones(eqn: Equation) -> torch.Tensor:
+    """Where the result of a padding is no padding."""
+    positional, _ = eqn.bound()
+    inside = torch.ones([int(n) for n in positional[0].shape], dtype=torch.bool)
+    return torch.nn.functional.pad(inside, list(positional[1]))

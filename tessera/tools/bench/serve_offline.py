@@ -103,7 +103,7 @@ def built(model: PreTrainedModel, place: Place, longest: int, **options: object)
     shared = {"longest": longest, "reuse": False, "device": place.device, **place.options}
     memory = {"memory": "64MB"} if place.tiny else {}
     engine = Engine(model, **{**shared, **memory, **options})  # type: ignore[arg-type]
-    engine.warm()
+    engine.warm(engine.scheduler.most_running)
     engine.generate([[1, 2, 3, 4, 5]] * 2, max_tokens=2)
     gc.freeze()  # as the server's process does
     return engine

@@ -1,0 +1,160 @@
+"""Operators that strangers' models are made of: what the simulator computes is what PyTorch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tessera
+from tessera.machines.find import spatial_machine
+from tessera.spatial.errors import MapError
+from tessera.spatial.map import map_onto
+from tessera.spatial.simulator import simulate
+from tests.spatial.nets import toy
+
+X = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+W = torch.sin(torch.arange(240.0)).reshape(4, 60)
+
+
+def _rows(x: torch.Tensor, n: int) -> torch.Tensor:
+    """Places that depend on data, two of them the same."""
+    return (x[0, :3] * 3).long().abs() % n
+
+
+class Many(nn.Module):
+    """Several functions of one tensor, so that one program tries them all."""
+
+    def __init__(self, *functions: Callable) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, x: torch.Tensor) -> list:
+        return [f(x) for f in self.functions]
+
+
+GROUPS: dict[str, list[Callable]] = {
+    "order": [
+        lambda x: x.sort(-1), lambda x: x.sort(0, descending=True), lambda x: x.topk(2, largest=False),
+        lambda x: x.topk(2, dim=0), lambda x: x.kthvalue(3), lambda x: x.median(-1), lambda x: x.max(1),
+        lambda x: x.min(0), lambda x: x.argmin(-1),
+        lambda x: torch.where(x > 0.5, float("nan"), x).sort(-1).values, lambda x: (x > 0).sort(dim=-1, stable=True),
+    ],
+    "rows": [
+        lambda x: x.cumsum(-1), lambda x: x.cumprod(0), lambda x: x.prod(-1), lambda x: (x > 0).cumsum(0),
+        lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])), lambda x: torch.histc(x, 4, -2, 2),
+        lambda x: torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0]), x, right=True),
+    ],
+    "reads at places": [
+        lambda x: x.gather(1, (x[:, :2] * 3).long().abs() % 7), lambda x: x[_rows(x, 5), _rows(x, 7)],
+        lambda x: x[:, _rows(x, 7)], lambda x: x.index_select(1, _rows(x, 7)), lambda x: x[_rows(x, 5) - 5, 1:3],
+        lambda x: x.reshape(1, 5, 7)[:, _rows(x, 5), :, None], lambda x: x.T[_rows(x, 7)[:, None], _rows(x, 5)],
+    ],
+    "writes at places": [
+        lambda x: torch.zeros(5, 7).scatter(1, (x[:, :2] * 3).long().abs() % 7, 9.0),
+        lambda x: x.scatter_add(0, (x[:2] * 3).long().abs() % 5, x[:2]),
+        lambda x: x.index_add(0, _rows(x, 5), x[:3], alpha=2), lambda x: x.index_put((_rows(x, 5) * 0,), x[:1]),
+        lambda x: x.index_put((_rows(x, 5), _rows(x, 7)), x[0, :3], accumulate=True),
+        lambda x: x.scatter_reduce(1, (x * 3).long().abs() % 7, x, "amax"), lambda x: x.masked_fill(x > 0, 2.0),
+        lambda x: torch.where(x > 0, 0.0, x).index_copy(1, torch.tensor([1, 3]), x[:, :2]),
+    ],
+    "windows": [
+        lambda x: F.max_pool2d(x[None, None], 3, 2, 1), lambda x: F.avg_pool2d(x[None, None], 3, 2, 1),
+        lambda x: F.avg_pool2d(x[None, None], 3, 2, 1, count_include_pad=False), lambda x: F.pad(x, (1, 2), value=3.0),
+        lambda x: F.pad(x[None], (1, 2), mode="reflect"), lambda x: F.pad(x[None], (2, 0), mode="replicate"),
+        lambda x: F.conv_transpose1d(x[None], W[0, :30].reshape(5, 2, 3), stride=2, padding=1, output_padding=1),
+        lambda x: F.conv_transpose1d(x[None, :4], W[0, :24].reshape(4, 2, 3), groups=2, dilation=2),
+        lambda x: F.interpolate(x[None, None], scale_factor=2, mode="bicubic"),
+        lambda x: F.group_norm(x[None, :4], 2), lambda x: F.max_pool2d(x[None, None], 2, return_indices=True),
+    ],
+    "numbers": [
+        lambda x: (x * 10).int() // 3, lambda x: (x * 10).int() % 3, lambda x: torch.fmod(x, 0.7),
+        lambda x: torch.sinh(x), lambda x: (x * 10).int() @ (x * 10).int().T,
+        lambda x: (x * 10).long() @ (x * 10).long().T,
+        lambda x: torch.round(x, decimals=1), lambda x: torch.log2(x.abs()), lambda x: (x > 0) ^ (x < 1),
+        lambda x: torch.cdist(x, x), lambda x: torch.cat([x[:0], x]), lambda x: x.as_strided((3, 3), (7, 2)),
+    ],
+}  # fmt: skip
+
+
+def same(model: nn.Module, *inputs: torch.Tensor, **options: object) -> None:
+    with torch.no_grad():
+        want = torch.utils._pytree.tree_leaves(model(*inputs))
+    program = map_onto(model, *inputs, effort="quick", **options)  # type: ignore[arg-type]
+    ran = simulate(program, *inputs)
+    assert ran.cycles == program.cycles >= program.bound >= program.limit
+    for got, expected in zip(ran.outputs, want, strict=True):
+        tolerance = 1e-5 if expected.dtype != torch.bfloat16 else 1e-2
+        torch.testing.assert_close(got, expected, rtol=10 * tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_operators_that_have_no_form_are_written_out(group):
+    same(Many(*GROUPS[group]), X, machine="toy")
+
+
+def test_weights_that_are_parts_of_one_tensor_are_read_from_where_they_begin():
+    """`W[1]` begins within the storage of W; expanded and laid out as columns it is arranged anew."""
+    rows = [torch.tensor([1, 0, 4] * 4), torch.tensor([2, 2, 3] * 4)]
+
+    def weighted(x: torch.Tensor) -> torch.Tensor:
+        return sum(F.embedding(i, x[:, :1]).reshape(3, 4) * w for i, w in zip(rows, W[:2, :4], strict=True))
+
+    same(Many(weighted), X, machine="toy")
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers(kind):
+    torch.manual_seed(0)
+    same(kind(6, 8, 2, batch_first=True, bidirectional=kind is nn.GRU).eval(), torch.randn(2, 3, 6), machine="toy")
+
+
+def test_bags_and_grouped_products():
+    torch.manual_seed(0)
+    same(nn.EmbeddingBag(20, 8, mode="mean").eval(), torch.randint(0, 20, (3, 5)), machine="toy")
+    w = torch.randn(3, 8, 16, dtype=torch.bfloat16)
+    ends = lambda x: (x[0, :3].abs() * 1.5).cumsum(0).to(torch.int32)  # noqa: E731
+    same(Many(lambda x: torch._grouped_mm(x, w, offs=ends(x))[:4]), torch.rand(16, 8).bfloat16() + 1, machine="toy")
+
+
+def test_a_model_without_a_weight_to_cut_runs_on_the_cores_of_several_large_chips():
+    torch.manual_seed(0)
+    assert len(spatial_machine("lpx").cores()) * 4 > 100
+    same(nn.Sequential(nn.Linear(13, 7), nn.Tanh(), nn.Linear(7, 3)), torch.randn(5, 13), machine="lpx", chips=2)
+
+
+def test_models_from_files(tmp_path):
+    """An ONNX file, and an artifact whose cache is a state."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(12, 20), nn.GELU(), nn.LayerNorm(20)).eval(), torch.randn(5, 12)
+    pytest.importorskip("onnx")
+    tessera.onnx.export(model, (x,), tmp_path / "m.onnx")
+    same(tessera.onnx.load(tmp_path / "m.onnx"), x, machine="toy")
+    tessera.export(model, (x,), tmp_path / "m.tess")
+    same(tessera.load(tmp_path / "m.tess"), x, machine="toy")
+
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(6, 4))
+
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            self.rows[at] = x
+            return self.rows * 2
+
+    given = torch.randn(1, 4), torch.tensor([-2])
+    tessera.export(Cache(), given, tmp_path / "c.tess")
+    program = map_onto(tessera.load(tmp_path / "c.tess"), *given, machine="toy")
+    ran = simulate(program, *given)
+    assert torch.equal(ran.output[4], 2 * given[0][0])
+    assert torch.equal(simulate(program, given[0], torch.tensor([1]), state=ran.state).output[4], 2 * given[0][0])
+
+
+def test_sizes_that_depend_on_data_and_too_many_pairs_are_refused():
+    with pytest.raises(MapError, match=r"a size that depends on data: expected .* called at .*test_operators"):
+        map_onto(Many(lambda x: x[x > 0]), X, machine="toy")
+    with pytest.raises(MapError, match="sorting compares 131,072 × 131,072 elements"):
+        map_onto(Many(lambda x: x.sort(-1).values), torch.randn(1, 1 << 17), machine=toy(1, 1))
