@@ -26,9 +26,9 @@ def test_every_sweep_is_a_test() -> None:
         assert f"def {name}(" in (HERE / file).read_text(), test
 
 
-@pytest.mark.parametrize("first", range(6))
+@pytest.mark.parametrize("first", [0.5, 1.5, 2.5, 3.5, 4.5, 5.5])
 @pytest.mark.parametrize("second", "abcdef")
-def test_a_part_of_a_sweep_has_every_value(first: int, second: str, request: pytest.FixtureRequest) -> None:
+def test_a_part_of_a_sweep_has_every_value(first: float, second: str, request: pytest.FixtureRequest) -> None:
     cases = [item for item in request.session.items if getattr(item, "originalname", "") == request.node.originalname]
     kept = chosen(cases, 6)
     assert {value for case in kept for value in values_of(case)} == {

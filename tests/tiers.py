@@ -31,6 +31,8 @@ SWEEPS: dict[str, int] = {
     "distributed/test_failures.py::test_survivors_say_who_is_missing": 2,
     "distributed/test_combinations.py::test_more_together": 2,
     "distributed/test_sizes.py::test_steps": 2,
+    # Plans of one strategy, each with three models.
+    "distributed/test_plans.py::test_alone": 2,
     # Every one compiles a model for some twenty machines.
     "spatial/test_codesign.py::test_it_names_what_a_machine_is_short_of": 2,
     # Every one is a process that imports PyTorch and compiles a model.
@@ -41,6 +43,15 @@ SWEEPS: dict[str, int] = {
     # One function each, differentiated twice.
     "transforms/test_second_order.py::test_functions": 2,
     "transforms/test_second_order.py::test_declared_operators": 2,
+    "runtime/test_double_backward.py::test_three_orders": 2,
+    # Crossed parameters: every value stays, beside others.
+    "passes/test_linear_loss.py::test_chunks_give_the_same_loss_and_gradients": 3,
+    "passes/test_every_pass.py::test_one_after_the_other": 2,
+    "executors/test_claim.py::test_random_regions": 2,
+    "executors/test_tile_losses.py::test_as_eager": 2,
+    "frontends/test_hooks.py::test_a_hook_in_one_of_several_equal_blocks": 3,
+    "frontends/test_runtime_sizes.py::test_numbers": 2,
+    "ops/test_whole.py::test_batches": 2,
     # A step of a small model each, many times.
     "training/test_train_step.py::test_twenty_steps_of_a_gpt_follow_eager": 2,
     "serve/test_engine.py::test_tokens_are_those_of_generate": 2,
@@ -156,7 +167,7 @@ def values_of(case: pytest.Function) -> Iterator[tuple[str, object]]:
     for name, value in case.callspec.params.items():
         words = value if isinstance(value, tuple) else (value,)
         plain = all(isinstance(word, (str, int)) for word in words)
-        yield from ((name, word) for word in (words if plain else (case.callspec.indices[name],)))
+        yield from ((name, word) for word in (words if plain else (id(value),)))  # crossed cases share it
 
 
 def words_of(path: Path) -> tuple[str, ...] | None:

@@ -259,7 +259,7 @@ def _duplicate(trace: Trace) -> Trace:
 
 
 def _recompute(trace: Trace) -> Trace:
-    """Kernels with what others would write for them in more bytes than it is made of."""
+    """A kernel recomputes a value from its inputs when those take fewer bytes than the value."""
     return dce(recompute(trace, COMPILER))
 
 

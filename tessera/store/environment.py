@@ -1,4 +1,4 @@
-"""Everything around a captured program that decides what is made of it: a change here makes stored programs strangers.
+"""Everything around a captured program that decides what it is compiled to: after a change no stored program is used.
 
 Versions, Tessera's own text, the machine, flags, and the switches of PyTorch that passes, executors, kernels or type
 rules look at. A new read of global state anywhere in compilation belongs into `environment` too.

@@ -51,14 +51,15 @@ def is_private(path: str) -> bool:
 
 def mentions(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, what) for every private symbol."""
+    nodes = list(ast.walk(tree))
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import(names=imported):
                 yield from ((node.lineno, a.name) for a in imported if is_private(a.name))

@@ -1,7 +1,7 @@
 """Gives every sum over outer dimensions its own copy of the cheap arithmetic before it, and every reader its own cast.
 
 A cast to a wider type is never worth memory: its argument is read in fewer bytes. With a copy for every reader, each
-kernel casts for itself. (What else a kernel computes again is the business of `recompute`.)
+kernel casts for itself. (`recompute` chooses what else a kernel computes again.)
 
 The gradient of a norm's weight sums, over all rows, a product that a kernel working row by row computes too. Shared,
 that product would be written by the one kernel and read by the other; computed twice, each kernel reads the inputs
@@ -26,7 +26,7 @@ from tessera.passes.memory.depend import dependencies
 
 OUTSIDE = ("", CONTRACT)  # kinds of equations that read and write memory whatever is fused
 MOST = 10  # operations on every element that are copied for one sum
-SMALL = 16  # so many times less is not worth counting
+SMALL = 16  # a value that is smaller by this factor is not counted
 
 
 def duplicate(trace: Trace, compiler: Compiler) -> Trace:
