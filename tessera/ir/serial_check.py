@@ -29,6 +29,7 @@ TABLES = ("types", "values", "sources", "tags", "ops", "traces", "places")
 FIELDS = ("name", "inputs", "equations", "outputs", "mutations", "constants", "symbols")
 MOST_DIMENSIONS = 64
 NAME = re.compile(r"[A-Za-z_]\w{0,200}", re.ASCII)
+PYTHONS = {"__and__", "__or__", "__xor__", "__lshift__", "__rshift__"}  # operators that ATen calls as Python does
 WORD = re.compile(r"[\w.+-]{0,100}", re.ASCII)  # names of dtypes, layouts, devices, overloads
 DEVICE = re.compile(r"(cpu|cuda|meta|mps|xpu|hpu)(:\d{1,4})?")
 _MATH = frozenset(("max", "min", "abs", "int", "float", "round", "floor", "ceil", "trunc", "sqrt"))
@@ -137,7 +138,8 @@ class _Checker:
         _expect(isinstance(row, list) and len(row) == 4 and all(isinstance(x, str) for x in row), where, "a name", row)
         _, namespace, name, overload = row  # type: ignore[misc]
         _expect(namespace in NAMESPACES, where, f"an operator of {', '.join(sorted(NAMESPACES))}", namespace)
-        _expect(NAME.fullmatch(name) and not name.startswith("__"), where, "the name of an operator", name)
+        plain = NAME.fullmatch(name) and (not name.startswith("__") or name in PYTHONS)
+        _expect(plain, where, "the name of an operator", name)
         _expect(NAME.fullmatch(overload), where, "the name of an overload", overload)
         _expect(name not in REFUSED, where, "an operator that touches no files", name)
 

@@ -463,3 +463,12 @@ for module in sorted({*SPECIALS.values(), *OVERLOADS.values()}):
 def test_operators_come_without_the_compiler() -> None:
     run = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
+
+
+def test_operators_that_are_called_as_in_python(tmp_path: Path) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x >> 1, x << 2, x & 6, x | 1, x ^ 3
+
+    x = torch.arange(-4, 4)
+    tessera.export(fn, (x,), tmp_path / "bits.tess")
+    torch.testing.assert_close(tessera.load(tmp_path / "bits.tess")(x), fn(x))
