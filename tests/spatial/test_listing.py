@@ -44,6 +44,12 @@ def test_an_expression_prints_and_reads_back(text):
     assert tree_text(read_tree(text)) == text
 
 
+def test_a_file_that_ends_anywhere_is_cut_off():
+    for length in range(TEXT.index("\n\ncore"), TEXT.rindex("end "), 7):
+        with pytest.raises(ListingError, match="cut off"):
+            parse(TEXT[:length])
+
+
 @pytest.mark.parametrize(
     "old, new, line, said",
     [

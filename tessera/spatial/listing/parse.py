@@ -192,10 +192,15 @@ class _Parser:
         try:
             return reader(text)
         except Unread as error:
-            raise ListingError(f"line {self.number}: {error}") from None
+            raise ListingError(f"line {self.number}: {error}{self.cut_off}") from None
 
     def refuse(self, expected: str, got: str) -> NoReturn:
-        raise _error(self.number, expected, got)
+        raise ListingError(f"{_error(self.number, expected, got)}{self.cut_off}")
+
+    @property
+    def cut_off(self) -> str:
+        """What is added of the last line: `end` and a new line stand behind all others."""
+        return "; the file is cut off" if self.number == len(self.lines) else ""
 
 
 def _error(line: int, expected: str, got: str) -> ListingError:
