@@ -22,10 +22,10 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
 from tessera.ir.layouts import laid_as
 from tessera.ir.overlap import check_overlap
-from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, normalise, schema_of
+from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, is_view, normalise, schema_of
 from tessera.ir.strided import record_strided
 from tessera.ir.trace import Trace
-from tessera.ir.types import SYMBOLIC, Symbolic, Type, symbol_of, type_of
+from tessera.ir.types import SYMBOLIC, Symbolic, Type, size_key, symbol_of, type_of
 from tessera.ir.views import STRIDED
 from tessera.torch_internals import pytree
 from tessera.torch_internals.autograd import is_fwd_grad_enabled
@@ -232,7 +232,11 @@ class Recorder(TorchDispatchMode):
         if any(id(t) in self.refs for t in leaves):
             out = pytree.tree_map_only(torch.Tensor, lambda t: _alias(t) if id(t) in self.refs else t, out)
         eqn_args, eqn_kwargs = normalise(func, *self.lower((args, kwargs)))  # type: ignore[misc]
-        results = self.builder.record(func, eqn_args, eqn_kwargs, fake.types_of(out))
+        types = fake.types_of(out)
+        if is_view(func) and not _lies_as(args[0], eqn_args[0]):
+            # What was written to a tensor with gaps lies without them, and so does a view of it.
+            types = fake.infer(func, eqn_args, eqn_kwargs, self.builder.mode)
+        results = self.builder.record(func, eqn_args, eqn_kwargs, types)
         if isinstance(out, SYMBOLIC):
             self.bind_symbol(out, results)  # type: ignore[arg-type]
         elif isinstance(out, torch.Tensor):
@@ -474,6 +478,14 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     """Another object that shows the same memory."""
     op = torch.ops.aten.alias.default
     return literals.call(op, op, (tensor,), {})[0]  # type: ignore[return-value]
+
+
+def _lies_as(tensor: object, v: Arg) -> bool:
+    """Whether the value of a tensor has its strides."""
+    if not isinstance(tensor, torch.Tensor) or not isinstance(v, Value) or tensor.layout is not torch.strided:
+        return True
+    strides = zip(tensor.shape, tensor.stride(), v.tensor.stride, strict=True)
+    return all(size_key(a) == size_key(b) for n, a, b in strides if size_key(n) != 1)
 
 
 def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
