@@ -56,6 +56,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries report leaks at the end
+
+
 @pytest.fixture
 def fresh() -> None:
     """Nothing compiled before, and the same random numbers."""

@@ -385,7 +385,7 @@ def remembered(rule: Callable, op: OpOverload, tensors: Sequence[torch.Tensor], 
     """`rule(*args, **kwargs)` on fake tensors, which are `tensors`. Where it gave tensors with memory of their own for
     arguments of these types before, it is not run again."""
     types: tuple = pytree.tree_map_only(torch.Tensor, type_of, (args, kwargs))  # type: ignore[assignment]
-    if not tensors or op_schema(op).is_mutable or op in _BY_SETTINGS or mentions_symbols(types):
+    if not tensors or not _told_by_types(op) or mentions_symbols(types):
         return rule(*args, **kwargs)
     key = _call_key(op, *types)
     if (known := _own_results.get(key)) is not None:
@@ -400,6 +400,14 @@ def remembered(rule: Callable, op: OpOverload, tensors: Sequence[torch.Tensor], 
         if not any(t.is_symbolic or t.offset for t in given):  # type: ignore[union-attr]
             _own_results[key] = type(out) if type(out) in (tuple, list) else None, given
     return out
+
+
+@functools.cache
+def _told_by_types(op: OpOverload) -> bool:
+    """Types of results follow from those of arguments alone. Where data has a part in it, sizes are symbols, of which a
+    program may learn what they are: another one has not. A user's operator may do as it likes."""
+    by_data = torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags
+    return op.namespace == "aten" and not (by_data or op_schema(op).is_mutable or op in _BY_SETTINGS)
 
 
 def rule_of(op: OpOverload) -> Callable:

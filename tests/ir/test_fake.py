@@ -200,3 +200,19 @@ def test_what_has_memory_of_its_own_is_computed_once(op: torch._ops.OpOverload, 
             assert isinstance(out, torch.Tensor) and out.fake_mode is mode and out.stride() == (1, 771)
             assert (storage_id(out) == storage_id(x)) == (runs == 2)
     assert len(ran) == runs
+
+
+def test_sizes_that_one_program_learned_are_no_other_programs() -> None:
+    def two(x: torch.Tensor) -> torch.Tensor:
+        torch._check(x.nonzero().shape[0] == 2)
+        return x.nonzero() * 2
+
+    def many(x: torch.Tensor) -> torch.Tensor:
+        return x.nonzero() * 3
+
+    x = torch.tensor([1, 1])
+    for fn in (two, many):
+        torch.testing.assert_close(tessera.jit(fn, frontend="functional")(x), fn(x))
+    fast = tessera.jit(many, frontend="functional")
+    for x in (torch.tensor([1, 1]), torch.tensor([1, 0])):
+        torch.testing.assert_close(fast(x), many(x))

@@ -154,7 +154,7 @@ def test_models_from_files(tmp_path):
 
 
 def test_sizes_that_depend_on_data_and_too_many_pairs_are_refused():
-    with pytest.raises(MapError, match=r"a size that depends on data: expected .* called at .*test_operators"):
+    with pytest.raises(MapError, match=r"a size that depends on data: expected .* called at .*test_spatial_operators"):
         map_onto(Many(lambda x: x[x > 0]), X, machine="toy")
     with pytest.raises(MapError, match="sorting compares 131,072 × 131,072 elements"):
         map_onto(Many(lambda x: x.sort(-1).values), torch.randn(1, 1 << 17), machine=toy(1, 1))
