@@ -22,6 +22,8 @@ _GUARD = re.compile(r"Not all values of (\w+) = (\S+) in the specified range.* s
 _VIOLATION = "  - "  # what a line about a size begins with
 _TRIED = 512  # sizes that a condition is tried on
 _LEAST = 64  # where an open range may begin
+# Arithmetic over `n`, and nothing else is evaluated: a guard names arguments too, whose names may come from a file.
+_ARITHMETIC = re.compile(r"(?:\b(?:n|Max|max|Min|min|Mod|and|or|not)\b|\b\d+(?:\.\d+)?\b|[-+*/%<>=!(),\s])+")
 _FUNCTIONS = {"__builtins__": {}, "Max": max, "max": max, "Min": min, "min": min, "Mod": operator.mod}
 
 
@@ -80,10 +82,12 @@ def _from_somewhere_on(message: str, shapes: object, dynamic: object) -> Sizes |
 
 def _first(condition: str, low: int, high: int) -> int | None:
     """The size from which on a condition on one size holds; None where it says something else, or never holds."""
+    if not _ARITHMETIC.fullmatch(condition):
+        return None
     try:
         code = compile(condition, "condition", "eval")
         failing = [n for n in range(low, high + 1) if not eval(code, _FUNCTIONS, {"n": n})]
-    except (NameError, SyntaxError, TypeError, ArithmeticError):
+    except (SyntaxError, TypeError, ArithmeticError):
         return None
     return low if not failing else failing[-1] + 1
 

@@ -272,3 +272,14 @@ def test_a_range_loses_its_end_where_that_is_a_case_of_its_own() -> None:
     narrowed = narrower(message, Sizes(shapes), {"ids": {1: "length"}})
     assert narrowed is not None and narrowed.shapes["ids"][1].max == 63  # type: ignore[index]
     assert narrower(message, Sizes(shapes), {"ids": {1: ("length", 1, 64)}}) is None  # the user says otherwise
+
+
+def test_conditions_are_arithmetic_and_nothing_else() -> None:
+    def sizes(guard: str) -> Sizes | None:
+        line = f"  - Not all values of n = L['x'].size()[0] in the specified range satisfy the generated guard {guard}."
+        return narrower(line, Sizes({"x": {0: Dim("n")}}), {"x": {0: "n"}})
+
+    first = sizes("L['x'].size()[0] - 1 != 1")
+    assert first is not None and first.deferred and first.shapes["x"][0].min == 3  # type: ignore[index]
+    for guard in ("L['().__class__'].size()[0] > 1", "().__class__ != 1", "n.real > 0", "'a' < 'b'", "[n][0] > 0"):
+        assert sizes(guard) is None
