@@ -24,3 +24,17 @@ cache_entries: Callable[[types.CodeType], list] = symbol(
 def skip_frames(code: types.CodeType) -> None:
     """Dynamo is to leave this code, and all that it calls, alone."""
     _set_strategy(code, _strategy(_action.SKIP, _action.SKIP))
+
+
+def with_own_code(function: types.FunctionType) -> types.FunctionType:
+    """The same function, in code that nobody else has: what Dynamo keeps, it keeps per code."""
+    copied = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    copied.__dict__.update(function.__dict__)
+    return copied

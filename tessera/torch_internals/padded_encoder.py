@@ -6,13 +6,13 @@ While Dynamo traces, `forward` takes another way, without nested tensors, and co
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tessera.torch_internals.frames import with_own_code
 from tessera.torch_internals.lookup import owner_of, symbol
 
 _WHY = "padded places in nn.TransformerEncoder"
@@ -20,10 +20,7 @@ translator = owner_of("torch._dynamo.symbolic_convert.InstructionTranslatorBase.
 _function = symbol("torch._dynamo.variables.UserFunctionVariable", _WHY)
 
 _theirs = nn.TransformerEncoder.forward
-# Known by its code, which this copy does not share: called from here, it is entered as it is.
-_plain = types.FunctionType(
-    _theirs.__code__.replace(), _theirs.__globals__, _theirs.__name__, _theirs.__defaults__, _theirs.__closure__
-)
+_plain = with_own_code(_theirs)  # it is known by its code: called from here, it is entered as it is
 
 
 def with_padding(inline: Callable) -> Callable:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 
 from tessera.torch_internals.dynamo import forget, innermost_fn
+from tessera.torch_internals.frames import with_own_code
 from tessera.torch_internals.modules import hooks_of
 
 MODEL = "tessera_model"  # the name under which a frame knows what it calls
@@ -45,15 +46,7 @@ def _entered(function: types.FunctionType) -> bool:
 
 
 def _own_code(function: types.FunctionType) -> types.FunctionType:
-    copied = types.FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copied.__kwdefaults__ = function.__kwdefaults__
-    copied.__dict__.update(function.__dict__)
+    copied = with_own_code(function)
     _forgotten_with(copied, copied)
     return copied
 
