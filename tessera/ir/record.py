@@ -582,6 +582,8 @@ def record_with(
         stack.enter_context(builder.mode)
         stack.enter_context(recorder)
         stack.enter_context(_no_autocast_cache())
+        # A device's own thread has no Python frame below autograd: a condition on sizes found there could not be named.
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if whole:
             stack.enter_context(fake.below_autograd())
         out = fn(*fakes)
