@@ -79,6 +79,11 @@ def recording() -> Recorder | None:
     return _recording[-1] if _recording else None
 
 
+def recorder_of(builder: Builder) -> Recorder | None:
+    """The recorder at work, maybe around others, that writes to this builder."""
+    return next((r for r in reversed(_recording.items) if r.builder is builder), None)
+
+
 class Recorder(TorchDispatchMode):
     def __init__(self, builder: Builder, keep: Keep, locate: bool = True) -> None:
         super().__init__()
