@@ -18,10 +18,11 @@ BIN := $(dir $(PY))
 demo: $(READY)
 	$(PY) examples/demo.py
 
-# What reads the code alone runs side by side, a core each. Tests run the tour too, as they run every example.
+# What takes a moment comes first. What reads the code alone runs beside the tests, which wait now and then, for a
+# deadline or another process. Tests run the tour too, as they run every example.
 test: $(READY)
-	$(MAKE) -j 2 types lint imports
-	$(MAKE) unit
+	$(MAKE) lint
+	$(MAKE) -j 3 types imports unit
 
 # torch goes in first and alone, so that no other package gets to choose its version.
 .venv/.ready: pyproject.toml constraints.txt

@@ -5,10 +5,14 @@ from __future__ import annotations
 import gc
 import os
 
+# A collector of garbage that goes through all that is being imported takes a fifth of the time until the first test.
+gc.disable()
+
 # Tests look at how programs are compiled, and change it: what an earlier run left on disk would hide that.
 os.environ.setdefault("TESSERA_PROGRAM_CACHE", "0")
 
 import tempfile  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 # Artifacts are tagged by whoever builds them: no test touches the user's own keys.
@@ -51,7 +55,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: a garbage collector that goes through it again and again takes a tenth of all time."""
+    freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Once a file is done: what it leaves stays, too, and what a test has thawed is frozen again."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        freeze()
+
+
+def freeze() -> None:
+    """What is alive stays: a garbage collector that goes through it again and again takes a tenth of all time."""
     gc.collect()
     gc.freeze()
 

@@ -24,7 +24,7 @@ def frozen() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
+    gc.unfreeze()  # conftest.py freezes it again
 
 
 def function() -> None:
