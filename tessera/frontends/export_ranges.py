@@ -6,7 +6,6 @@ in which the program holds, for another attempt. A range that the user gave is n
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,17 +13,14 @@ from dataclasses import dataclass
 from torch.export import Dim
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
+from tessera.frontends.size_conditions import holds_from
 from tessera.torch_internals import pytree
 
 _RANGE = re.compile(r"(\w+) = Dim\('\1'.*\)")
 _MOST = re.compile(r"Not all values of (\w+) = .* in the specified range (?:(\d+) <= )?\1 <= (\d+) satisfy .* != \3\.")
 _GUARD = re.compile(r"Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*)\.")
 _VIOLATION = "  - "  # what a line about a size begins with
-_TRIED = 512  # sizes that a condition is tried on
 _LEAST = 64  # where an open range may begin
-# Arithmetic over `n`, and nothing else is evaluated: a guard names arguments too, whose names may come from a file.
-_ARITHMETIC = re.compile(r"(?:\b(?:n|Max|max|Min|min|Mod|and|or|not)\b|\b\d+(?:\.\d+)?\b|[-+*/%<>=!(),\s])+")
-_FUNCTIONS = {"__builtins__": {}, "Max": max, "max": max, "Min": min, "min": min, "Mod": operator.mod}
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,8 @@ def _suggested(message: str, shapes: object, dynamic: object) -> object:
 
 def _from_somewhere_on(message: str, shapes: object, dynamic: object) -> Sizes | None:
     """Sizes from where on the program's conditions hold: a difference of neighbours is no single element (`n - 1 != 1`)
-    from three on. PyTorch knows no range for such a condition, nor that one always holds that does; it is trusted for
-    the sizes that were tried, and checked at every call."""
+    from three on. PyTorch knows no range for such a condition, nor that one always holds that does; it is checked at
+    every call, too."""
     violations = [line for line in message.partition("Suggested")[0].splitlines() if line.startswith(_VIOLATION)]
     guards = [_GUARD.fullmatch(line.removeprefix(_VIOLATION)) for line in violations]
     given = {size[0]: (size[1], size[2]) for size in _named(dynamic) if isinstance(size, tuple)}
@@ -72,24 +68,12 @@ def _from_somewhere_on(message: str, shapes: object, dynamic: object) -> Sizes |
         if guard is None:
             return None
         name, source, condition = guard.groups()
-        low, high = given.get(name, (1, _TRIED))
-        first = _first(condition.replace(source, "n"), low, min(high, _TRIED))
+        low, high = given.get(name, (1, None))
+        first = holds_from(condition.replace(source, "n"), low, high)
         if first is None or first > (low if name in given else _LEAST):
             return None
         least[name] = max(first, least.get(name, first))
     return Sizes(_beginning(shapes, least), deferred=True) if least else None
-
-
-def _first(condition: str, low: int, high: int) -> int | None:
-    """The size from which on a condition on one size holds; None where it says something else, or never holds."""
-    if not _ARITHMETIC.fullmatch(condition):
-        return None
-    try:
-        code = compile(condition, "condition", "eval")
-        failing = [n for n in range(low, high + 1) if not eval(code, _FUNCTIONS, {"n": n})]
-    except (SyntaxError, TypeError, ArithmeticError):
-        return None
-    return low if not failing else failing[-1] + 1
 
 
 def _beginning(shapes: object, least: Mapping[str, int]) -> object:

@@ -32,12 +32,14 @@ from tessera.serve.cache import Cache
 from tessera.serve.draft import Drafter, check_draft
 from tessera.serve.guide import Guides
 from tessera.serve.huggingface import HuggingFace, compare
-from tessera.serve.metrics import EVENTS, Event, Metrics, timeline
+from tessera.serve.meter import Meter
+from tessera.serve.metrics import Metrics
 from tessera.serve.models import Tokenizer, source_of
 from tessera.serve.operators import FP8
 from tessera.serve.packed import Packed, pack
 from tessera.serve.programs import Program, Programs, kept_as
 from tessera.serve.requests import Completion, Piece, Request
+from tessera.serve.roofline import roofline
 from tessera.serve.runner import Flight, Runner, Taken
 from tessera.serve.sampling import Draw, Sampling
 from tessera.serve.scheduler import Answer, Refused, Scheduler, Work
@@ -110,7 +112,7 @@ class Engine:
         self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored, budget)
         self._runner = Runner(self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work))
         self._ahead = int(where.type == "cuda")  # steps that are launched before the tokens of one are read
-        self._flights, self._landed = deque[Flight](), 0.0  # steps under way, and when the latest one landed
+        self._flights = deque[Flight]()  # steps under way
         sizes = block_size, self.memory.blocks
         drafts = None if small is None else Programs(small, *sizes, compiled, None, stored, budget)
         drafter = None if drafts is None else Drafter(drafts, self._draw)
@@ -121,7 +123,8 @@ class Engine:
         self._cancelled: deque[Request] = deque()
         self._owner: dict[int, Request] = {}  # of every answer in the making
         self._guides = Guides(self.tokenizer, self.model.vocabulary, self.model.stops)
-        self._numbers, self._metrics, self._events = itertools.count(1), Metrics(), deque[Event](maxlen=EVENTS)
+        self._numbers, self._meter = itertools.count(1), Meter(roofline(self._programs))
+        self._metrics = self._meter.counts
         for programs in filter(None, (self._programs, drafts)):
             if compiled and not isinstance(programs.model, Packed):
                 programs.compile()
@@ -292,7 +295,7 @@ class Engine:
 
     def _land(self) -> None:
         """Hand out what came of the oldest batch under way."""
-        flight = self._flights.popleft()
+        flight, start = self._flights.popleft(), time.monotonic()
         try:
             taken = self._runner.land(flight)
         except BaseException as error:
@@ -303,7 +306,7 @@ class Engine:
         for one in taken:
             if one.work.sequence.ended is None:
                 self._take(one, now)
-        self._measure(flight, now)
+        self.scheduler.took(self._meter.step(flight, start, now, bool(self._owner)), flight.batch)
 
     def _begin(self, request: Request, now: float) -> None:
         if not request.begun:
@@ -324,7 +327,7 @@ class Engine:
                 self._speculation.learn(taken.work, right)
                 self._metrics.drafted += drafted
                 self._metrics.accepted += right
-            self._count(request, len(taken.tokens), now)
+            self._meter.tokens(request, len(taken.tokens), now)
         if why == "error":
             self.cache.forget()  # what made it so may lie in blocks that others would find
             self._end(answer, "error", request.fault(answer))
@@ -332,15 +335,6 @@ class Engine:
         self.scheduler.advance(taken.work, taken.tokens)
         if why is not None:
             self._end(answer, why)
-
-    def _count(self, request: Request, tokens: int, now: float) -> None:
-        self._metrics.new_tokens += tokens
-        if request.first_token is None:
-            request.first_token = now
-            self._metrics.first_token.add(now - request.arrival)
-        elif request.last_token is not None and request.settings.n == 1:
-            self._metrics.between_tokens.add(now - request.last_token)
-        request.last_token = now
 
     def _end(self, answer: Answer, why: str, error: str | None = None) -> None:
         self.scheduler.end(answer, why)
@@ -365,15 +359,6 @@ class Engine:
         if not isinstance(error, Exception):
             raise error
 
-    def _measure(self, flight: Flight, now: float) -> None:
-        """A step's time is that since its launch, or since the step before landed."""
-        tokens, count, start = flight.batch.tokens, len(flight.batch.works), max(flight.start, self._landed)
-        self._landed = now
-        self.scheduler.took(now - start, flight.batch)
-        self._metrics.steps += 1
-        self._metrics.step.add(now - start)
-        self._events.append(Event("decode" if tokens == count else "mixed", start, now - start, tokens, count))
-
     # --- looking in ---
 
     @property
@@ -393,7 +378,7 @@ class Engine:
 
     def timeline(self, path: str | Path) -> None:
         """Write the latest steps as a trace for Perfetto."""
-        Path(path).write_text(json.dumps(timeline(self._events)))
+        Path(path).write_text(json.dumps(self._meter.timeline()))
 
     def explain(self) -> str:
         """The cache's plan, and what the compiler did with both programs."""

@@ -19,6 +19,11 @@ RATES = {
     "reused tokens/s": "prefix_cache_hits_total", "preemptions/s": "num_preemptions_total",
     "steps/s": "engine_steps_total",
 }  # fmt: skip
+# Shares of a second, or of what another figure has gained.
+SHARES = {
+    "device idle": ("device_idle_seconds_total", None), "host waits": ("host_idle_seconds_total", None),
+    "of the roofline": ("engine_step_limit_seconds_total", "engine_step_seconds_sum"),
+}  # fmt: skip
 MEANS = {
     "first token, ms": "time_to_first_token_seconds", "between tokens, ms": "inter_token_latency_seconds",
     "in the queue, ms": "request_queue_time_seconds", "step, ms": "engine_step_seconds",
@@ -45,6 +50,8 @@ def figures(before: dict[str, float], now: dict[str, float], seconds: float) -> 
 
     shown = {told: now.get(name, 0.0) for told, name in NOW.items()}
     shown |= {told: gained(name) / seconds for told, name in RATES.items()}
+    for told, (name, whole) in SHARES.items():
+        shown[told] = gained(name) / (max(gained(whole), 1e-9) if whole else seconds)
     for told, name in MEANS.items():
         shown[told] = 1e3 * gained(f"{name}_sum") / max(1.0, gained(f"{name}_count"))
     return shown
