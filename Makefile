@@ -64,8 +64,9 @@ imports: $(READY)
 # the package again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
+# It ends with the slowest tests: they decide how long the whole takes.
 unit: $(READY)
-	$(PYTEST) -m "not gpu and not sweep"
+	$(PYTEST) -m "not gpu and not sweep" --durations=40 --durations-min=3
 
 quick: $(READY)
 	$(PYTEST) --quick -q

@@ -6,6 +6,7 @@ import gc
 import os
 
 # A collector of garbage that goes through all that is being imported takes a fifth of the time until the first test.
+# Later garbage goes when a file of tests is done, and Dynamo collects what is young after every compilation.
 gc.disable()
 
 # Tests look at how programs are compiled, and change it: what an earlier run left on disk would hide that.
@@ -56,19 +57,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     freeze()
-    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Once a file is done: what it leaves stays, too, and what a test has thawed is frozen again."""
+    """Once a file is done: its garbage goes, and what it leaves alive stays, like all that a test has thawed."""
     yield
     if nextitem is None or nextitem.path != item.path:
         freeze()
 
 
 def freeze() -> None:
-    """What is alive stays: a garbage collector that goes through it again and again takes a tenth of all time."""
+    """What is alive stays: Dynamo's own collections need not go through it again and again."""
     gc.collect()
     gc.freeze()
 
