@@ -363,7 +363,7 @@ class Engine:
     def _failed(self, works: Sequence[Work], error: BaseException) -> None:
         """A step that raised: what it was to compute ends with the error, and the rest goes on."""
         log(0, f"serve: a step failed: {type(error).__name__}: {error}")
-        self.broken = isinstance(error, torch.AcceleratorError)
+        self.broken |= isinstance(error, torch.AcceleratorError)
         self.cache.forget()  # blocks have names as soon as a step is under way
         for work in works:
             if work.sequence.ended is None:

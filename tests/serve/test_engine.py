@@ -243,6 +243,23 @@ def test_a_step_that_fails_as_it_lands_ends_all_that_is_under_way(monkeypatch: p
     assert served.metrics().reused_tokens == 0 and served.metrics().used_blocks == 0
 
 
+def test_a_device_that_fails_ends_what_ran_and_stays_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever drives the engine then starts another process."""
+    served = engine()
+    launch = served._runner.launch
+
+    def fails(*args: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(served._runner, "launch", fails)
+    (failed,) = served.generate([(3, 4, 5)], GREEDY)
+    assert failed.finish == "error" and "illegal memory access" in str(failed.error) and served.broken
+    monkeypatch.setattr(served._runner, "launch", lambda *args: 1 / 0)
+    assert served.generate([(3, 4, 5)], GREEDY)[0].finish == "error" and served.broken
+    monkeypatch.setattr(served._runner, "launch", launch)
+    assert served.metrics().used_blocks == 0
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     served = engine()
