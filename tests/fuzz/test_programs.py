@@ -58,6 +58,7 @@ def test_programs_cover_what_they_should() -> None:
         "no_grad() enable_grad() requires_grad_() register_hook backward( for if else: .detach() copy_( masked_fill_("
         " fill_diagonal_( scatter_( out= as_strided( unbind( split( expand( checkpoint( Scale.apply( Gate.apply("
         " special=True dtype=i64 M(nn.Module) register_buffer m.eval() nn.Parameter .item() keep=True"
+        " body Cube.apply( Over.apply( load_state_dict deepcopy"
     )
     assert not [word for word in wanted.split() if word not in text]
 
