@@ -1,14 +1,15 @@
 """The structure of arguments and results, as data and back, without PyTorch's registry.
 
 In: a pytree's spec. Out: nested lists that JSON holds: a leaf, None, a tuple, list, dict or named tuple of such. A
-class of the user's has no form here: a dict-like one, as models of Transformers give back, becomes a dict, others are
-refused.
+class of the user's has no form here: a dict-like one, as models of Transformers give back, becomes a dict, a dataclass
+a named tuple of its fields, others are refused.
 `flatten` and `unflatten` do at a call what the pytree functions do.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,12 @@ def structure_of(spec: pytree.TreeSpec) -> Structure:
     if kind is collections.namedtuple or (isinstance(kind, type) and hasattr(kind, "_fields")):
         named = context if isinstance(context, type) else kind
         return ["namedtuple", named.__name__, list(named._fields), children]
+    if dataclasses.is_dataclass(kind) and _nested(context):
+        there, absent = context  # names of fields; the latter are None
+        given = dict(zip(there, children, strict=True))
+        fields = [f.name for f in dataclasses.fields(kind) if f.name in given or f.name in absent]
+        if not any(name.startswith("_") for name in fields):
+            return ["namedtuple", kind.__name__, fields, [given.get(name, ["none"]) for name in fields]]  # type: ignore[union-attr]
     raise OptionError(f"an artifact has no form for {getattr(kind, '__name__', kind)} among arguments or results")
 
 
@@ -98,6 +105,8 @@ def _children(tree: Any, structure: Structure, name: str) -> Iterator[tuple[str,
             raise InputError(f"{name}: expected a dict with the keys {', '.join(map(str, keys))}, got {got}")
         yield from ((f"{name}[{k!r}]", tree[k], sub) for k, sub in zip(keys, children, strict=True))
         return
+    if kind == "namedtuple" and dataclasses.is_dataclass(tree):
+        tree = tuple(getattr(tree, field, None) for field in structure[2])
     wanted = list if kind == "list" else tuple
     if not isinstance(tree, wanted) or len(tree) != len(children):
         got = f"{type(tree).__name__} of {len(tree)}" if isinstance(tree, (list, tuple)) else type(tree).__name__

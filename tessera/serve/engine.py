@@ -39,7 +39,7 @@ from tessera.serve.operators import FP8
 from tessera.serve.packed import Packed, pack
 from tessera.serve.programs import Program, Programs, kept_as
 from tessera.serve.requests import Completion, Piece, Request
-from tessera.serve.roofline import roofline
+from tessera.serve.roofline import bytes_of, roofline
 from tessera.serve.runner import Flight, Runner, Taken
 from tessera.serve.sampling import Draw, Sampling
 from tessera.serve.scheduler import Answer, Refused, Scheduler, Work
@@ -50,6 +50,11 @@ from tessera.util.log import log
 
 Prompt = str | Sequence[int]
 DRAFTED = 4  # tokens that a draft guesses where nobody says how many
+# The least and the most that options may be.
+RANGES: dict[str, tuple[float, float]] = {
+    "block_size": (1, 2**16), "budget": (1, 2**20), "most_running": (1, 2**20), "most_waiting": (0, 2**40),
+    "longest": (1, 2**40), "step_seconds": (1e-6, 1e6), "speculate": (0, 256),
+}  # fmt: skip
 ALIGNED = 64  # deterministic steps are multiples of this: libraries compute rows at odd ends by other kernels
 
 
@@ -86,7 +91,12 @@ class Engine:
     ) -> None:  # fmt: skip
         if cache_dtype not in (None, "fp8"):
             raise OptionError(f"cache_dtype: expected 'fp8' or None, got {cache_dtype!r}")
-        source = source_of(model, device, random_weights)
+        given = locals()
+        for name, (least, most) in RANGES.items():
+            if given[name] is not None and not least <= given[name] <= most:
+                raise OptionError(f"{name}: expected {least:g} to {most:g}, got {given[name]!r}")
+        with memory_plan.in_words():
+            source = source_of(model, device, random_weights)
         self.model, self.tokenizer = source.model, tokenizer or cast("Tokenizer | None", source.tokenizer)
         if isinstance(self.model, Packed):
             self.model.agree(deterministic, FP8 if cache_dtype else None, quantize, compiled)
@@ -109,7 +119,8 @@ class Engine:
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
         fixed = -(-budget // ALIGNED) * ALIGNED if deterministic else None
-        self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored, budget)
+        with memory_plan.in_words(self.memory, bytes_of(self.model)):
+            self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored, budget)
         self._runner = Runner(self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work))
         self._ahead = int(where.type == "cuda")  # steps that are launched before the tokens of one are read
         self._flights = deque[Flight]()  # steps under way
@@ -127,7 +138,8 @@ class Engine:
         self._metrics = self._meter.counts
         for programs in filter(None, (self._programs, drafts)):
             if compiled and not isinstance(programs.model, Packed):
-                programs.compile()
+                with memory_plan.in_words(self.memory, bytes_of(self.model)):
+                    programs.compile()
         if isinstance(self.model, HuggingFace) and quantize is None and cache_dtype is None:
             compare(source.module, self._programs)  # type: ignore[arg-type]
 
@@ -202,11 +214,11 @@ class Engine:
         """A prompt as tokens, which the model has."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise InputError("expected a prompt of tokens, or an engine with a tokenizer; got text")
+                raise InputError("prompt: expected tokens, or an engine with a tokenizer; got text")
             prompt = self.tokenizer.encode(prompt)
         tokens = [int(token) for token in prompt]
         if wrong := [token for token in tokens if not 0 <= token < self.model.vocabulary]:
-            raise InputError(f"expected tokens from 0 to {self.model.vocabulary - 1}, got {wrong[0]}")
+            raise InputError(f"prompt: expected tokens from 0 to {self.model.vocabulary - 1}, got {wrong[0]}")
         return tokens
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -351,7 +363,7 @@ class Engine:
     def _failed(self, works: Sequence[Work], error: BaseException) -> None:
         """A step that raised: what it was to compute ends with the error, and the rest goes on."""
         log(0, f"serve: a step failed: {type(error).__name__}: {error}")
-        self.broken = isinstance(error, torch.AcceleratorError)
+        self.broken |= isinstance(error, torch.AcceleratorError)
         self.cache.forget()  # blocks have names as soon as a step is under way
         for work in works:
             if work.sequence.ended is None:

@@ -43,6 +43,11 @@ def roofline(programs: Programs) -> Roofline:
     )  # fmt: skip
 
 
+def bytes_of(model: Paged) -> int:
+    """Of the weights that a step reads."""
+    return sum(tensor.nbytes for tensor in _read(model))
+
+
 def _read(model: Paged) -> Iterable[Tensor]:
     """A model's weights, without an embedding that is only looked up."""
     if not isinstance(model, nn.Module):

@@ -139,14 +139,15 @@ class Scheduler:
     def admits(self, prompt: int, most: int, count: int = 1) -> None:
         """Refuse sequences that can never run, or for which the queue has no room, with the numbers that say why."""
         if prompt < 1:
-            raise Refused("expected a prompt of at least one token")
+            raise Refused("prompt: expected at least one token")
         if most < 1:
             raise Refused(f"max_tokens: expected at least 1, got {most}")
         limits = {"the model's positions": self.longest, "the cache's blocks": self.cache.capacity()}
         for what, limit in limits.items():
             if limit is not None and prompt + most > limit:
+                field = "max_tokens" if prompt < limit else "prompt"
                 raise Refused(
-                    f"{prompt} tokens of prompt and up to {most} more are {prompt + most}; {what} hold {limit}"
+                    f"{field}: {prompt} tokens of prompt and up to {most} more are {prompt + most}; {what} hold {limit}"
                 )
         if len(self.waiting) + count > self.most_waiting:
             raise Refused(f"{len(self.waiting)} sequences are waiting; at most {self.most_waiting} may", retry=True)

@@ -10,7 +10,8 @@ from argparse import ArgumentParser, Namespace
 from rich.live import Live
 from rich.table import Table
 
-from tessera.tools.command import Command, console, json_argument, write_json
+from tessera.tools.command import Command, above, console, json_argument, write_json
+from tessera.util.errors import InputError
 
 # What is shown: a figure as it is, how fast one grows, or the mean of what a histogram gained.
 NOW = {"running": "num_requests_running", "waiting": "num_requests_waiting", "cache used": "kv_cache_usage_ratio"}
@@ -32,13 +33,15 @@ MEANS = {
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("url", help="a server, such as http://localhost:8000")
-    parser.add_argument("--every", type=float, default=1.0, help="seconds between two looks (1)")
+    parser.add_argument("--every", type=above(0.0), default=1.0, help="seconds between two looks (1)")
     parser.add_argument("--once", action="store_true", help="look twice, show once")
     json_argument(parser)
 
 
 def read(url: str) -> dict[str, float]:
     """The metrics that have no labels, by name without the prefix."""
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"{url}: expected an address such as http://localhost:8000")
     with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     return {name: float(value) for name, value in re.findall(r"^tessera_(\w+) (\S+)$", text, re.MULTILINE)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import os
 import re
@@ -161,6 +162,30 @@ def test_random_numbers_are_eagers(way: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     torch.testing.assert_close(got, Noise()(x))
     assert not torch.equal(m(x), m(x))
+
+
+@dataclasses.dataclass
+class Given:
+    first: Tensor
+    nothing: Tensor | None = None
+    second: Tensor | None = None
+
+
+torch.export.register_dataclass(Given, serialized_type_name="tests.Given")
+
+
+def test_a_dataclass_comes_back_as_its_fields(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def forward(self, given: Given) -> Given:
+            return Given(given.first * 2, second=given.first + given.second)
+
+    x = Given(torch.randn(3), second=torch.ones(3))
+    tessera.export(Model(), (x,), tmp_path / "m.tess")
+    out = tessera.load(tmp_path / "m.tess")(x)
+    assert out._fields == ("first", "nothing", "second") and out.nothing is None
+    torch.testing.assert_close((out.first, out.second), (x.first * 2, x.first + 1))
+    with pytest.raises(InputError, match="expected None"):
+        tessera.load(tmp_path / "m.tess")(Given(x.first, x.first, x.first))
 
 
 Pair = collections.namedtuple("Pair", ["first", "second"])

@@ -100,8 +100,8 @@ def custom(m: Maker) -> None:
 
 def hook(m: Maker) -> None:
     a = m.any(lambda x: x.requires_grad and not x.is_leaf)
-    if a.startswith("x") and m.value(a)._version:
-        raise Refused  # an argument that was written: docs/in_place.md says what its hooks do not see
+    if m.value(a)._is_view() and m.value(a)._version:
+        raise Refused  # eager crashes at the first hook of a view whose base was written
     m.take(
         f"{a}.register_hook({m.rng.choice(['double', 'double', 'lambda g: g if g is None else g + 1', 'note_half'])})"
     )

@@ -140,6 +140,15 @@ def scenario():
     backward(out)
     see(x=x)
 """
+READS_NO_PRODUCT = """
+def program(x, w):
+    y = F.linear(x, w)
+    return x * 2
+def scenario():
+    f = compiled(program)
+    x, w = t(3, 3, seed=1, dtype=f32), t(3, 3, seed=2)
+    see(out=f(x, w))
+"""
 
 
 @pytest.mark.parametrize(
@@ -151,6 +160,8 @@ def scenario():
         (MULTIPLIES_TWICE, "jit", "merged"),
         (RECOMPUTES, "tile", "written"),
         (RECOMPUTES, "jit", "same"),
+        (READS_NO_PRODUCT, "jit", "beyond"),
+        (READS_NO_PRODUCT.replace("return x * 2", "return y"), "jit", "same"),
     ],
 )
 def test_what_is_no_fault_of_ours(text: str, kind: str, outcome: str) -> None:

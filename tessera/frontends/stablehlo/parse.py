@@ -232,6 +232,7 @@ def _calls(block: Block) -> set[str]:
         for key in ("callee", "decomposition"):
             if isinstance(name := operation.attributes.get(key), str):
                 called.add(name)
+        called.update(n for n in operation.attributes.get("called_computations") or () if isinstance(n, str))
         for region in operation.regions:
             called |= _calls(region)
     return called

@@ -49,12 +49,16 @@ class Interpreter:
 
     # --- functions and blocks ---
 
-    def call(self, name: str, arguments: Sequence[Value]) -> tuple[Value, ...]:
+    def function(self, name: str) -> Block:
         if name not in self.module.functions:
             raise InputError(f"{self.module.name}: the function {name!r} is called and not there")
+        return self.module.functions[name].body
+
+    def call(self, name: str, arguments: Sequence[Value]) -> tuple[Value, ...]:
+        body = self.function(name)
         outside, self.environment = self.environment, {}
         try:
-            return self.block(self.module.functions[name].body, arguments, last=True)
+            return self.block(body, arguments, last=True)
         finally:
             self.environment = outside
 

@@ -15,6 +15,7 @@ import torch
 from tessera.frontends.stablehlo.registry import Site
 from tessera.frontends.stablehlo.values import Later, Sizes, Value, elements_of, is_fake
 from tessera.ir.types import SYMBOLIC
+from tessera.torch_internals.shapes import size_functions
 
 LARGEST = 64  # elements: a shape has few
 PLACES = 8  # elements of a vector that may hold numbers which only a run tells
@@ -24,15 +25,40 @@ def _truncated(a: object, b: object) -> object:
     """Division as StableHLO has it, towards zero."""
     if b == 0:
         return -1
-    return a // b if (a >= 0) == (b > 0) or a % b == 0 else -(-a // b)  # type: ignore[operator]
+    return a // b if bool(a >= 0) == bool(b > 0) else -(-a // b)  # type: ignore[operator]
 
 
 def _remainder(a: object, b: object) -> object:
     return a if b == 0 else a - b * _truncated(a, b)  # type: ignore[operator]
 
 
+def _rounded_down(p: object, a: object, b: object) -> object:
+    """`n % d != 0 ? -(n // d) - 1 : -(n // d)`, which is how JAX divides -n by d and rounds down, as one division.
+    PyTorch reasons about such a size, not about one of two cases."""
+    if not isinstance(b, torch.SymInt) or not isinstance(a, torch.SymInt) or not isinstance(p, SYMBOLIC):
+        return None
+    condition, quotient = p.node.expr, -b.node.expr
+    if not isinstance(quotient, size_functions.FloorDiv) or b.node.expr - a.node.expr != 1:
+        return None
+    size, divisor = quotient.args
+    rest = size - divisor * quotient
+    if condition.func.__name__ != "Ne" or condition.args[1] != 0 or condition.args[0] not in (rest, -rest):
+        return None
+    if not divisor.is_Integer or divisor < 1:
+        return None
+    numerator = b.node.shape_env.create_symintnode(size, hint=None)
+    return -((numerator + int(divisor) - 1) // int(divisor))
+
+
 def _choose(p: object, a: object, b: object) -> object:
-    return torch.sym_ite(p, a, b) if isinstance(p, SYMBOLIC) else (a if p else b)  # type: ignore[arg-type]
+    if not isinstance(p, SYMBOLIC):
+        return a if p else b
+    if (floor := _rounded_down(p, a, b)) is not None:
+        return floor
+    if isinstance(a, SYMBOLIC) != isinstance(b, SYMBOLIC):  # torch takes two of one kind
+        symbol = a if isinstance(a, SYMBOLIC) else b
+        a, b = a + (symbol - symbol), b + (symbol - symbol)  # type: ignore[operator]
+    return torch.sym_ite(p, a, b)  # type: ignore[arg-type]
 
 
 def _between(low: object, x: object, high: object) -> object:
@@ -41,6 +67,22 @@ def _between(low: object, x: object, high: object) -> object:
 
 def _sign(a: object) -> int:
     return 1 if a > 0 else -1 if a < 0 else 0  # type: ignore[operator]
+
+
+def _is_symbol(a: object, b: object) -> bool:
+    return isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC)
+
+
+def _and(a: object, b: object) -> object:
+    return a & b if _is_symbol(a, b) else bool(a) and bool(b)  # type: ignore[operator]
+
+
+def _or(a: object, b: object) -> object:
+    return a | b if _is_symbol(a, b) else bool(a) or bool(b)  # type: ignore[operator]
+
+
+def _not(a: object) -> object:
+    return torch.sym_not(a) if isinstance(a, SYMBOLIC) else not a  # type: ignore[arg-type]
 
 
 _POINTWISE: dict[str, Callable] = {
@@ -58,9 +100,9 @@ _POINTWISE: dict[str, Callable] = {
     "clamp": lambda low, x, high: x.clamp(low, high) if isinstance(x, Later) else _between(low, x, high),
 }
 _BOOLEAN: dict[str, Callable] = {
-    "and": lambda a, b: a & b if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC) else bool(a) and bool(b),
-    "or": lambda a, b: a | b if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC) else bool(a) or bool(b),
-    "not": lambda a: torch.sym_not(a),
+    "and": _and,
+    "or": _or,
+    "not": _not,
 }
 _COMPARE: dict[str, Callable] = {
     "EQ": lambda a, b: a == b,
@@ -69,6 +111,15 @@ _COMPARE: dict[str, Callable] = {
     "LE": lambda a, b: a <= b,
     "GT": lambda a, b: a > b,
     "GE": lambda a, b: a >= b,
+}
+# Of truth values, which sizes' expressions cannot compare; false is less than true.
+_COMPARE_BOOLEAN: dict[str, Callable] = {
+    "EQ": lambda a, b: _or(_and(a, b), _and(_not(a), _not(b))),
+    "NE": lambda a, b: _or(_and(a, _not(b)), _and(_not(a), b)),
+    "LT": lambda a, b: _and(_not(a), b),
+    "LE": lambda a, b: _or(_not(a), b),
+    "GT": lambda a, b: _and(a, _not(b)),
+    "GE": lambda a, b: _or(a, _not(b)),
 }
 
 
@@ -147,7 +198,8 @@ def sizes_meaning(site: Site, operands: tuple[Value, ...]) -> Sizes | None:
         except TypeError:  # of two numbers that only a run tells
             return None
     elif name == "compare":
-        array = _apply(_COMPARE[site["comparison_direction"]], *arrays)  # type: ignore[arg-type]
+        rules = _COMPARE_BOOLEAN if site.operand(0).element.kind == "bool" else _COMPARE
+        array = _apply(rules[site["comparison_direction"]], *arrays)  # type: ignore[arg-type]
     elif name == "convert":
         if site.element.kind == "bool" or site.operand(0).element.kind == "bool":
             return None

@@ -21,7 +21,7 @@ from tessera.tools.bench.serve_load import Result, arrivals, drive, percentile, 
 from tessera.tools.bench.serve_outside import started
 from tessera.tools.bench.serve_place import Measured, Place, Say
 from tessera.tools.bench.serve_table import JOBS, compared, known, measured
-from tessera.tools.command import chosen_device
+from tessera.tools.command import above, chosen_device
 from tessera.util.errors import OptionError
 
 SECTIONS = JOBS
@@ -34,17 +34,17 @@ def arguments(parser: ArgumentParser) -> None:
     group.add_argument("--table", action="store_true", help="all figures, on models with random weights; with --json "
                        "PATH those that are not measured again are kept from there")  # fmt: skip
     group.add_argument("--key", default="", help="a key to ask with")
-    group.add_argument("--requests", type=int, default=100, help="how many (100)")
-    group.add_argument("--rate", type=float, default=0.0, help="requests a second (0: all at once)")
+    group.add_argument("--requests", type=above(0), default=100, help="how many (100)")
+    group.add_argument("--rate", type=above(-1e-9), default=0.0, help="requests a second (0: all at once)")
     group.add_argument("--bursty", action="store_true", help="the same rate, eight at a time")
-    group.add_argument("--input-tokens", type=int, default=512, help="of a prompt (512)")
-    group.add_argument("--output-tokens", type=int, default=128, help="of an answer (128)")
-    group.add_argument("--spread", type=float, default=0.0, help="lengths differ by up to this share (0)")
-    group.add_argument("--shared-prefix", type=int, default=0, help="tokens with which all prompts begin (0)")
-    group.add_argument("--vocabulary", type=int, default=1000, help="prompts are of tokens below this (1000)")
+    group.add_argument("--input-tokens", type=above(0), default=512, help="of a prompt (512)")
+    group.add_argument("--output-tokens", type=above(0), default=128, help="of an answer (128)")
+    group.add_argument("--spread", type=above(-1e-9), default=0.0, help="lengths differ by up to this share (0)")
+    group.add_argument("--shared-prefix", type=above(-1), default=0, help="tokens with which all prompts begin (0)")
+    group.add_argument("--vocabulary", type=above(1), default=1000, help="prompts are of tokens below this (1000)")
     group.add_argument("--replay", type=Path, help="a file of arrivals, in place of all that: JSON, one a line")
-    group.add_argument("--slo-first", type=float, default=0.2, help="goodput: seconds to the first token (0.2)")
-    group.add_argument("--slo-between", type=float, default=0.03, help="goodput: seconds between tokens (0.03)")
+    group.add_argument("--slo-first", type=above(0.0), default=0.2, help="goodput: seconds to the first token (0.2)")
+    group.add_argument("--slo-between", type=above(0.0), default=0.03, help="goodput: seconds between tokens (0.03)")
     group.add_argument("--serve-options", default="", help="options for `tessera serve FOLDER`, as one text")
 
 

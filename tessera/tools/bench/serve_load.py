@@ -163,7 +163,11 @@ async def _one(events: Events, model: str, arrival: Arrival) -> Result:
 def served_model(url: str, key: str) -> str:
     """The name of the first model that a server has."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    answer = _needed("httpx").get(f"{url}/v1/models", headers=headers, timeout=60)
+    httpx = _needed("httpx")
+    try:
+        answer = httpx.get(f"{url}/v1/models", headers=headers, timeout=60)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise InputError(f"{url}: expected a server that answers: {error}") from None
     if answer.status_code != 200:
         raise InputError(f"{url}/v1/models: expected 200, got {answer.status_code}: {answer.text[:200]}")
     return answer.json()["data"][0]["id"]

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 import torch
 from leaving import answers, assert_same
 from torch.testing._internal.common_methods_invocations import op_db
 
 from tessera.exporters.onnx.errors import ExportError
+from tessera.exporters.onnx.graph import as_real
 from tessera.onnx import export
 from tessera.torch_internals import pytree
 from tessera.util.errors import CaptureError
 
 SAMPLES = 2
-# Results that are random or uninitialised, and what is no plain tensor.
-LEFT_OUT = (
-    "rand",
-    "normal",
-    "bernoulli",
-    "multinomial",
-    "empty",
-    "dropout",
-    "jiterator",
-    "sparse",
-)
+LEFT_OUT = ("empty", "jiterator", "sparse")  # results that are uninitialised, and what is no plain tensor
 CASES = [op for op in op_db if torch.float32 in op.dtypes and not any(part in op.name for part in LEFT_OUT)]
 
 
@@ -49,7 +41,8 @@ def test_samples_of_an_operator(op) -> None:
             first, args, kwargs = pytree.tree_unflatten(full, spec)
             return [x for x in pytree.tree_leaves(op.op(first, *args, **kwargs)) if isinstance(x, torch.Tensor)]
 
-        expected = call(*(x.clone() for x in tensors))
+        expected, again = (call(*(x.clone() for x in tensors)) for _ in range(2))
+        random = any(not torch.equal(a, b) for a, b in zip(expected, again, strict=True) if not a.isnan().any())
         if not expected:
             pytest.skip("no tensors come out")
         try:
@@ -57,4 +50,14 @@ def test_samples_of_an_operator(op) -> None:
         except (ExportError, CaptureError) as reason:
             pytest.skip(str(reason).splitlines()[0])
         assert model is not None
-        assert_same(answers(model, tensors, "ort")[: len(expected)], expected)
+        given = answers(model, tensors, _runtime(model))[: len(expected)]
+        if random:  # the runtime draws its own
+            assert [(x.shape, x.dtype) for x in given] == [(x.shape, x.dtype) for x in map(as_real, expected)]
+        else:
+            assert_same(given, expected)
+
+
+def _runtime(model: onnx.ModelProto) -> str:
+    """ONNX Runtime hands over no tensors of 16 bits with 8 of exponent: NumPy has none."""
+    narrow = any(o.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for o in model.graph.output)
+    return "reference" if narrow else "ort"

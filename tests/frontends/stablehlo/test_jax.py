@@ -173,3 +173,38 @@ def test_control_flow() -> None:
     f = tessera.from_jax(choose, normal(5), jnp.int32(0))
     for i in (0, 1, 7):
         check(f, choose, normal(5), jnp.int32(i))
+
+
+OPEN = {
+    "halves": lambda x: (x[: x.shape[0] // 2], x[::2]),  # signs of remainders are compared
+    "rolled": lambda x: (jnp.roll(x, 1, 0), jnp.repeat(x, 2, 0)),
+    "running": lambda x: (jnp.cumsum(x, 0), jax.lax.cummax(x, 0), jax.lax.cumprod(x, 0, reverse=True)),
+    "windows": lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (3, 1), (2, 1), "SAME"),
+    "largest": lambda x: jax.lax.top_k(x.T, x.shape[0] - 1),
+    "about the largest": lambda x: (jax.lax.approx_max_k(x, 2), jax.lax.approx_min_k(x, 3)),
+    "bits": lambda x: jax.random.bits(jax.random.key(1, impl="rbg"), x.shape, jnp.uint32),
+    "where": lambda x: (jnp.argmax(x, 0), jnp.argmin(x, 0), jnp.argmax((x * 9).astype(jnp.int32), 0)),
+    "in turn": lambda x: jax.lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(4), x),
+    "gradient": lambda x: jax.grad(lambda x: jnp.cumsum(x, 0).sum() * x.mean())(x),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_one_program_for_all_sizes(name: str) -> None:
+    def fn(x: object) -> object:
+        return OPEN[name](x)
+
+    f = tessera.from_jax(fn, jax.ShapeDtypeStruct(jax.export.symbolic_shape("rows, 4"), jnp.float32))
+    for rows in (5, 6, 9, 12):
+        check(f, fn, normal(rows, 4))
+    assert (
+        len(tessera.explain(f).graphs) == 1 or name == "windows"
+    )  # how wide their padding is depends on the remainder
+
+
+def test_the_first_of_equal_ones_and_numbers_that_are_none() -> None:
+    def fn(x: object) -> tuple:
+        return jnp.argmax(x, 1), jnp.argmin(x, 1), jnp.argmax(x)
+
+    rows = [[1.0, 3.0, 3.0], [2.0, math.nan, 5.0], [-math.inf] * 3, [math.inf] * 3, [0.0, -0.0, 0.0]]
+    check(tessera.from_jax(fn, normal(5, 3)), fn, jnp.array(rows))

@@ -13,6 +13,7 @@ from tessera.frontends.stablehlo.operators import (
     functions,
     indexing,
     linear_algebra,
+    open_calls,
     products,
     quantization,
     random,
@@ -24,6 +25,6 @@ from tessera.frontends.stablehlo.operators import (
 
 __all__ = [
     "arithmetic", "bits", "chlo", "collectives", "compare", "control", "convert", "convolution",
-    "custom_calls", "functions", "indexing", "linear_algebra", "products", "quantization", "random", "reductions",
-    "shapes", "sorting", "windows",
+    "custom_calls", "functions", "indexing", "linear_algebra", "open_calls", "products", "quantization", "random",
+    "reductions", "shapes", "sorting", "windows",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from tessera.frontends.stablehlo.module import Block, Operation, Token
 from tessera.frontends.stablehlo.registry import COMPOSITES, TABLE, Site, meaning
 from tessera.frontends.stablehlo.values import Splat, Value, contents, tensor_of
 from tessera.ir.record import recording
+from tessera.ir.types import SYMBOLIC
 
 UNROLLED = 16  # turns of a loop that are written one after another
 
@@ -143,9 +144,9 @@ def few_turns(site: Site, carry: Sequence[Value]) -> bool:
     for _ in range(UNROLLED + 1):
         given = [values.get(i) for i in range(len(carry))]
         known = contents(site.machine.block(check, given)[0])
-        if known is None:
+        if known is None or isinstance(goes_on := known.reshape(-1)[0], SYMBOLIC):  # as long as an open size
             return False
-        if not known.reshape(-1)[0]:
+        if not goes_on:
             return True
         values = dict(zip(values, site.machine.block(turn, given), strict=True))
     return False

@@ -9,6 +9,7 @@ import torch
 
 from tessera.frontends.stablehlo import unsigned64
 from tessera.frontends.stablehlo.elements import Element
+from tessera.frontends.stablehlo.module import Block
 from tessera.frontends.stablehlo.operators import arithmetic, bodies
 from tessera.frontends.stablehlo.registry import Site, meaning
 from tessera.frontends.stablehlo.values import Splat, Value, tensor_of
@@ -31,7 +32,36 @@ def reduced(site: Site, xs: Sequence[torch.Tensor], inits: Sequence[Value], dims
         out = known(name, xs[0], dims, site.operand(0).element)
         if out is not None:
             return [_with_initial(site, name, out, inits[0])]
+    if len(xs) == 2 and (name := _with_place(block)) is not None and all(isinstance(i, Splat) for i in inits):
+        return _extreme_and_place(name, xs, inits, dims)  # type: ignore[arg-type]
     return _folded(site, xs, inits, dims)
+
+
+def _with_place(block: Block) -> str | None:
+    """`maximum` or `minimum`, if the body is JAX's argmax or argmin: the larger of two numbers with what stands beside
+    it, of equal ones the smaller place; not-a-number is above all."""
+    written = bodies.fingerprint(block)
+    for name, than in (("maximum", "GT"), ("minimum", "LT")):
+        for order in ("FLOAT", "SIGNED"):
+            better = f"or(compare(%0, %0, {order}, NE), compare(%0, %2, {order}, {than}))"
+            before = f"and(compare(%0, %2, {order}, EQ), compare(%1, %3, SIGNED, LT))"
+            if written == (f"select({better}, %0, %2)", f"select(or({before}, {better}), %1, %3)"):
+                return name
+    return None
+
+
+def _extreme_and_place(
+    name: str, xs: Sequence[torch.Tensor], inits: Sequence[Splat], dims: Sequence[int]
+) -> list[Value]:
+    """Two reductions: the extreme number, then the least place of those that are it."""
+    (x, places), dims = xs, list(dims)
+    start = torch.full((), inits[0].number, dtype=x.dtype, device=x.device)
+    pick, either = (torch.amax, torch.maximum) if name == "maximum" else (torch.amin, torch.minimum)
+    best = either(pick(x, dims, keepdim=True), start)
+    missed = torch.iinfo(places.dtype).max
+    least = torch.where((x == best) | ((x != x) & (best != best)), places, missed).amin(dims)
+    best = best.squeeze(dims)
+    return [best, torch.where(best == start, least.clamp(max=int(inits[1].number)), least)]  # type: ignore[arg-type]
 
 
 def known(name: str, x: torch.Tensor, dims: Sequence[int], element: Element) -> torch.Tensor | None:

@@ -15,6 +15,7 @@ from tessera.frontends.stablehlo.operators.reductions import neutral, reduced
 from tessera.frontends.stablehlo.operators.shapes import cut, padded
 from tessera.frontends.stablehlo.registry import Site, meaning
 from tessera.frontends.stablehlo.values import Splat, Value, tensor_of
+from tessera.ir.types import SYMBOLIC
 
 FEW = 16  # elements of a window that are gone through one by one
 
@@ -48,7 +49,7 @@ def reduce_window(site: Site, *operands: Value) -> list[Value]:
         return reduced(site, xs, inits, [])
     low, high = ([p[i] for p in padding] for i in (0, 1))
     between = [s - 1 for s in spread]
-    if math.prod(size) <= FEW and bodies.vectorises(site.region()):
+    if not any(isinstance(n, SYMBOLIC) for n in size) and math.prod(size) <= FEW and bodies.vectorises(site.region()):
         wide = [padded(site, x, init, low, high, between) for x, init in zip(xs, inits, strict=True)]
         return _in_order(site, wide, inits, size, strides, dilation)
     if count == 1 and (out := _running(site, xs[0], inits[0], size, strides, spread, dilation, padding)) is not None:
