@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -215,10 +215,13 @@ def sweep_rest(items: list[pytest.Item]) -> None:
 
 def chosen(cases: list[pytest.Function], every: int) -> list[pytest.Function]:
     """One of so many cases, whatever their order; of parameters that are crossed every value, which may take more."""
+    made_of = {case: set(values_of(case)) for case in cases}
+    uses = Counter(value for values in made_of.values() for value in values)
     kept, others, seen = [], [], set()
     for case in sorted(cases, key=lambda case: zlib.crc32(case.name.encode())):
-        values = set(values_of(case))
-        new = len(values) > 1 and values - seen
+        # A number or object of one case alone is not crossed with others; a word may be the only one of its kind.
+        values = {value for value in made_of[case] if uses[value] > 1 or isinstance(value[1], str)}
+        new = len(made_of[case]) > 1 and values - seen
         (kept if new else others).append(case)
         seen |= values if new else set()
     return kept + others[: max(0, math.ceil(len(cases) / every) - len(kept))]
