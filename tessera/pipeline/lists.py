@@ -32,6 +32,7 @@ from tessera.passes.patterns.linear_loss import linear_loss
 from tessera.passes.patterns.product_rows import product_rows
 from tessera.passes.patterns.resample import resample
 from tessera.passes.patterns.row_major import row_major
+from tessera.passes.patterns.sum_products import sum_products
 from tessera.pipeline import parts
 from tessera.pipeline.stage import BACKWARD, FORWARD, JOINT, PROGRAM, Hook, Row, Stage
 from tessera.transforms.fp8_layers import fp8_products
@@ -47,6 +48,10 @@ def _linear_loss(trace: Trace) -> Trace:
 
 def _contract(trace: Trace) -> Trace:
     return dce(contract(trace))
+
+
+def _sum_products(trace: Trace) -> Trace:
+    return dce(sum_products(trace))
 
 
 def _known(trace: Trace, given: tuple[Given, ...]) -> Trace:
@@ -131,6 +136,10 @@ DIFFERENTIATE: list[Row] = [
         when=parts.with_kernels, quiet=True,
     ),
     Stage("cse", cse, "what forward and backward both compute", JOINT),
+    Stage(
+        "sum_products", _sum_products, "derivatives are whole; before it is decided what backward saves", JOINT,
+        when=parts.with_kernels, quiet=True,
+    ),
     Stage("known", known, "what an earlier program saved", JOINT, needs=("given",), when=parts.differentiated_again),
 ]  # fmt: skip
 
