@@ -20,12 +20,12 @@ import torch
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Value, map_values
 from tessera.ir.mode import mode_of
+from tessera.ir.replay import sweep
 from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.factors.rule import arguments
 from tessera.ops.families import cast
-from tessera.passes.clean.dce import dce
 from tessera.util.names import names
 
 SAME = names("neg view reshape squeeze unsqueeze clone alias _to_copy to")
@@ -65,7 +65,7 @@ def counted(trace: Trace, batch: Sequence[Value], loss: Value) -> Counted | None
         outputs=tuple(rewrite.counts.values()),
         mutations={},
     )
-    return Counted(here, dce(counts))
+    return Counted(here, sweep(counts))
 
 
 def _of_batch(trace: Trace, batch: Sequence[Value]) -> set[Value]:
