@@ -52,6 +52,7 @@ class Forward:
     results: int  # how many outputs are the caller's
     watched: tuple[str, ...]  # the modules whose results are the outputs after those
     left: Left | None = None  # what it leaves in caches, whose tensors are the last of the caller's outputs
+    counts: Trace | None = None  # of a pipeline's microbatch, what its loss is divided by; for all they are inputs
 
     @property
     def outputs(self) -> tuple:

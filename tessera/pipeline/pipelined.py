@@ -12,12 +12,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from tessera.distributed.capture import Forward
 from tessera.distributed.channel import GroupChannel
 from tessera.distributed.pipelined import Env
 from tessera.ir.equation import Arg, Equation, Value, map_values, values_in
+from tessera.ir.placement import Placement
 from tessera.ir.trace import Trace
 from tessera.pipeline.account import Account, Program
 from tessera.pipeline.executable import Ends, Executable
@@ -32,6 +34,7 @@ from tessera.transforms.pipelined.cut import KINDS, Part, Stages, cut
 from tessera.transforms.pipelined.orders import Step, orders
 from tessera.transforms.pipelined.places import Held, Where
 from tessera.transforms.pipelined.schedule import Schedule
+from tessera.transforms.shard.joint import Partition
 from tessera.transforms.vjp import Joint
 
 PIPELINES["pipelined inference"] = PARTITIONED
@@ -201,6 +204,26 @@ def drawing(pipeline: Pipeline, options: Options, account: Account) -> Program |
     return None if drawn is None else PartRun("draws", drawn, options).compiled(account)
 
 
+def counting(forward: Forward, partition: Partition, options: Options, account: Account) -> Program | None:
+    """What counts in a microbatch, on one rank of the other axes: the same on all of them."""
+    trace = forward.counts
+    if trace is None:
+        return None
+    pins = {v: partition.inputs[v] for v in trace.inputs if v in partition.inputs}
+    pins |= {v: Placement.whole(partition.mesh, ()) for v in values_in(trace.outputs)}
+    return PartRun("counts", partition.of(trace, pins).trace, options).compiled(account)
+
+
+def with_counts(values: Sequence[Value], batch: Sequence[Tensor], count: int, counts: Program | None) -> list[Tensor]:
+    """The batch, and behind it the means over its microbatches of what counts."""
+    if counts is None:
+        return list(batch)
+    parts = [x.chunk(count) if x.ndim else (x,) * count for x in batch]
+    each = zip(*(counts.run(*xs) for xs in zip(*parts, strict=True)), strict=True)
+    means = [torch.stack([*xs]).to(v.dtype).mean(0) for v, xs in zip(values[len(batch) :], each, strict=True)]
+    return [*batch, *means]
+
+
 def microbatches(
     values: Sequence[Value], batch: Sequence[Tensor], count: int, draws: Program | None, channel: GroupChannel
 ) -> list[Env]:
@@ -219,8 +242,10 @@ def microbatches(
 class PipelineExecutable(Executable):
     """Programs that a schedule calls, each many times a step."""
 
-    def __init__(self, pipeline: Pipeline, parts: dict[Part, Program], draws: Program | None) -> None:
-        self.pipeline, self.parts, self.draws = pipeline, parts, draws
+    def __init__(
+        self, pipeline: Pipeline, parts: dict[Part, Program], draws: Program | None, counts: Program | None = None
+    ) -> None:
+        self.pipeline, self.parts, self.draws, self.counts = pipeline, parts, draws, counts
         self.ends = Ends(Layout(()), None, ())
         self.eager = self.derivative = self.call = _never
         self.enables_grad, self.reads = False, ()

@@ -9,6 +9,7 @@ sizes, on the meta device. A weight that several stages read is updated by one o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from tessera.distributed.weights import local_of
 from tessera.ir.equation import Value
 from tessera.just_in_time.backend import GraphRecord
 from tessera.just_in_time.sharded import batch_key
-from tessera.pipeline.pipelined import Piped, microbatches, same_lines
+from tessera.pipeline.pipelined import Piped, microbatches, same_lines, with_counts
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
 from tessera.training.needs import check_room
@@ -33,6 +34,7 @@ from tessera.training.pipelined_program import PipelinedCompilation
 from tessera.training.run import Settings
 from tessera.training.sharded import ShardedStep
 from tessera.training.sharded_program import Recipe, loss_place
+from tessera.transforms.pipelined.counts import counted
 from tessera.transforms.pipelined.places import Held
 from tessera.util.errors import OptionError
 
@@ -88,6 +90,7 @@ class PipelinedStep(ShardedStep):
             forward = capture(
                 model, self.loss_fn, batch, named, whole, sharding.watched(model), regions=sharding.regions
             )
+            forward = _over_all(forward)
             self.captures[what] = forward, sharding.settle(model, forward)
         return self.captures[what]
 
@@ -113,6 +116,16 @@ class PipelinedStep(ShardedStep):
         )  # fmt: skip
         self.backend.graphs.append(GraphRecord(name, "", compilation))
         return _Program(self, forward, compilation, lies)
+
+
+def _over_all(forward: Forward) -> Forward:
+    """Means of the loss are over what counts in all microbatches."""
+    loss = forward.outputs[loss_place(forward)]
+    found = counted(forward.trace, forward.batch, loss)
+    if found is None:
+        return forward
+    more = found.trace.inputs[len(forward.trace.inputs) :]
+    return replace(forward, trace=found.trace, batch=(*forward.batch, *more), counts=found.counts)
 
 
 class _Program:
@@ -147,7 +160,8 @@ class _Program:
         sums = {values[n]: local_of(g) for n in of.own if (g := params[n].grad) is not None}
         with below_autograd():
             count, draws = of.piped.schedule.microbatches, of.executable.draws
-            batches = microbatches(of.pipeline.batch, batch, count, draws, self.channel)
+            given = with_counts(of.pipeline.batch, batch, count, of.executable.counts)
+            batches = microbatches(of.pipeline.batch, given, count, draws, self.channel)
             for _ in self.worker.run(held, batches, sums if step.settings.calls else {}):
                 raise AssertionError("a channel between processes waits for what comes")
             results = self.results()

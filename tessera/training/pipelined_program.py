@@ -29,6 +29,7 @@ from tessera.pipeline.pipelined import (
     Piped,
     Pipeline,
     PipelineExecutable,
+    counting,
     cut_run,
     digest_of,
     drawing,
@@ -125,7 +126,7 @@ class PipelinedCompilation(ShardedCompilation):
     def details(self, writer: Writer) -> dict:
         return {
             "parts": [*map(list, self.executable.parts)],
-            "more": [p is not None for p in (self.executable.draws, self.norms, self.update)],
+            "more": [p is not None for p in (self.executable.draws, self.executable.counts, self.norms, self.update)],
             "pipeline": write_pipeline(self.pipeline, writer),
             "extras": write_extras(self.extras, writer),
             "written": self.written,
@@ -139,9 +140,9 @@ class PipelinedCompilation(ShardedCompilation):
         self._digest, self.places, self.results = details["digest"], details["places"], details["results"]
         pipeline, left = read_pipeline(details["pipeline"], reader, self.piped), iter(programs)
         parts = {(kind, stage): next(left) for kind, stage in details["parts"]}
-        draws, self.norms, self.update = (next(left) if there else None for there in details["more"])
+        draws, counts, self.norms, self.update = (next(left) if there else None for there in details["more"])
         self.update_extras, self.written = read_extras(details["extras"], reader), details["written"]
-        return PipelineExecutable(pipeline, parts, draws)
+        return PipelineExecutable(pipeline, parts, draws, counts)
 
     @property
     def digest(self) -> str:
@@ -161,11 +162,12 @@ class PipelinedCompilation(ShardedCompilation):
         run.account.pipeline, run.account.pipeline_axis = told(pipeline, self.piped.schedule), self.piped.axis
         parts = own_parts(pipeline, self.piped, self.options, self.partition.ways, run.account)
         draws = drawing(pipeline, self.options, run.account)
+        counts = counting(self.forward, self.partition, self.options, run.account)
         self.own = [name for name in self.with_grads if pipeline.held[name].owner == self.piped.rank]
         self.update_of(self.own, run.account)
         outputs = run.split.forward.outputs[: self.forward.results]
         self.places, self.results = [run.results.index(v) for v in outputs], len(run.results)
-        return PipelineExecutable(pipeline, parts, draws), run.account
+        return PipelineExecutable(pipeline, parts, draws, counts), run.account
 
     def plan_of(self, names: list[str]) -> None:
         """The update of some weights; clipping is by the norms of all."""

@@ -95,19 +95,24 @@ class Ranks:
     def microbatches(self, batch: list[Tensor]) -> list[dict]:
         """Each rank along the data axes cuts its rows; microbatches are what all of them have together."""
         count, ranks = self.of.piped.schedule.microbatches, data_ranks(self.step)
-        envs = []
+        values, envs, counts = self.of.pipeline.batch, [], self.of.executable.counts
         for m in range(count):
             whole = [torch.cat([part.chunk(count)[m] for part in x.chunk(ranks)]) for x in batch]
-            envs.append(
-                {v: in_step.cut(x, v.type.placement) for v, x in zip(self.of.pipeline.batch, whole, strict=True)}
-            )
+            envs.append({v: in_step.cut(x, v.type.placement) for v, x in zip(values, whole, strict=False)})
+        if counts is not None:
+            each = zip(*(in_step.run(counts.trace, list(env.values())) for env in envs), strict=True)
+            for v, parts in zip(values[len(batch) :], each, strict=True):
+                mean = torch.stack([xs[0] for xs in parts]).to(v.dtype).mean(0)
+                for env in envs:
+                    env[v] = in_step.cut(mean, v.type.placement)
+        for env in envs:
             if self.of.executable.draws is not None:
                 drawn = (
                     in_step.run(self.of.executable.draws.trace, [])
                     if self.of.executable.draws.trace.inputs
                     else self.drawn()
                 )
-                envs[-1].update(zip(self.of.executable.draws.trace.outputs, drawn, strict=True))
+                env.update(zip(self.of.executable.draws.trace.outputs, drawn, strict=True))
         return envs
 
     def drawn(self) -> list[list]:

@@ -73,6 +73,7 @@ def nll_loss_backward(eqn: Equation) -> object:
     safe, counts = _counted(target, ignored, x, weight)
     scale = aten.div(ct, total) if reduction == MEAN else ct
     each = aten.neg(aten.mul(counts, scale))
+    each = aten.where(aten.ne(target, ignored), each, aten.zeros_like(each))  # where nothing counts, the scale is NaN
     classes = aten.arange(x.shape[1], dtype=target.dtype, device=x.tensor.device)
     chosen = aten.eq(aten.unsqueeze(safe, 1), _over_classes(classes, x))
     return aten.mul(cast(chosen, x.dtype), aten.unsqueeze(each, 1))
