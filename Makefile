@@ -18,10 +18,11 @@ BIN := $(dir $(PY))
 demo: $(READY)
 	$(PY) examples/demo.py
 
-# What reads the code alone runs side by side, a core each. Tests run the tour too, as they run every example.
+# What takes a moment comes first. What reads the code alone runs beside the tests, which wait now and then, for a
+# deadline or another process. Tests run the tour too, as they run every example.
 test: $(READY)
-	$(MAKE) -j 2 types lint imports
-	$(MAKE) unit
+	$(MAKE) lint
+	$(MAKE) -j 3 types imports unit
 
 # torch goes in first and alone, so that no other package gets to choose its version.
 .venv/.ready: pyproject.toml constraints.txt
@@ -63,8 +64,9 @@ imports: $(READY)
 # the package again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
+# It ends with the slowest tests: they decide how long the whole takes.
 unit: $(READY)
-	$(PYTEST) -m "not gpu and not sweep"
+	$(PYTEST) -m "not gpu and not sweep" --durations=40 --durations-min=3
 
 quick: $(READY)
 	$(PYTEST) --quick -q

@@ -5,10 +5,15 @@ from __future__ import annotations
 import gc
 import os
 
+# A collector of garbage that goes through all that is being imported takes a fifth of the time until the first test.
+# Later garbage goes when a file of tests is done, and Dynamo collects what is young after every compilation.
+gc.disable()
+
 # Tests look at how programs are compiled, and change it: what an earlier run left on disk would hide that.
 os.environ.setdefault("TESSERA_PROGRAM_CACHE", "0")
 
 import tempfile  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 # Artifacts are tagged by whoever builds them: no test touches the user's own keys.
@@ -51,7 +56,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: a garbage collector that goes through it again and again takes a tenth of all time."""
+    freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Once a file is done: its garbage goes, and what it leaves alive stays, like all that a test has thawed."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        freeze()
+
+
+def freeze() -> None:
+    """What is alive stays: Dynamo's own collections need not go through it again and again."""
     gc.collect()
     gc.freeze()
 

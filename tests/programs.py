@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -17,8 +17,8 @@ from tessera.ir.verify import verify
 from tessera.ops.op import keep_whole
 
 
-def trace_of(fn: Callable, *args: object, dynamic: tuple[int, ...] = ()) -> Trace:
-    """Record `fn` on fakes of these arguments; dimension 0 of the arguments in `dynamic` is symbolic."""
+def trace_of(fn: Callable, *args: object, dynamic: tuple[int, ...] = (), along: Collection[int] = (0,)) -> Trace:
+    """Record `fn` on fakes of these arguments; those in `dynamic` have symbolic sizes `along` these dimensions."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -28,7 +28,7 @@ def trace_of(fn: Callable, *args: object, dynamic: tuple[int, ...] = ()) -> Trac
         if not isinstance(a, torch.Tensor):
             fakes.append(a)
             continue
-        sizes = [DimDynamic.DYNAMIC if i in dynamic and d == 0 else DimDynamic.STATIC for d in range(a.dim())]
+        sizes = [DimDynamic.DYNAMIC if i in dynamic and d in along else DimDynamic.STATIC for d in range(a.dim())]
         context = StatelessSymbolicContext(dynamic_sizes=sizes) if dynamic else None
         fakes.append(mode.from_tensor(a, static_shapes=None if dynamic else True, symbolic_context=context))
     names = [f"x{i}" for i in range(len(args))]

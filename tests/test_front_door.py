@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -243,8 +246,46 @@ def test_the_command_line_says_how_a_function_is_named(capsys):
     assert "script.py:function" in capsys.readouterr().out
 
 
+def logged_by(logger: str, run: Callable[[], object]) -> str:
+    """Dynamo's loggers have handlers of their own and hand nothing on, so that caplog sees nothing of them."""
+    text = io.StringIO()
+    handler, log = logging.StreamHandler(text), logging.getLogger(logger)
+    log.addHandler(handler)
+    try:
+        run()
+    finally:
+        log.removeHandler(handler)
+    return text.getvalue()
+
+
 def test_shapes_that_do_not_fit_are_told_as_eager_tells_them(caplog):
     torch._dynamo.reset()
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         tessera.jit(nn.Linear(3, 3))(torch.ones(2, 4))
     assert "failed while attempting to run meta" not in caplog.text
+
+
+@pytest.mark.parametrize("how", ["jit", "train_step"])
+def test_an_end_of_a_graph_is_told_by_explain_and_not_by_a_log_before(how: str) -> None:
+    """Other backends have no `explain`: for them Dynamo's log stays."""
+    tensors = torch._dynamo.variables.TensorVariable
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return model(x).sum() * x.sum().item()
+
+    def ours() -> None:
+        if how == "jit":
+            fast = tessera.jit(f)
+            fast(x)
+            assert "Tensor.item()" in str(tessera.explain(fast))
+        else:
+            tessera.train_step(model, lambda model, x: f(x), torch.optim.SGD(model.parameters()))(x)
+
+    def theirs() -> None:
+        torch.compile(f, backend="eager")(x)
+
+    for run in (theirs, ours):
+        torch._dynamo.reset()
+        tensors._warn_capture_scalar_outputs.cache_clear()  # Dynamo says it once in a process
+        assert ("Tensor.item()" in logged_by(tensors.__module__, run)) == (run is theirs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import linecache
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,12 +19,10 @@ ROUNDS = 4
 
 
 @pytest.fixture(autouse=True)
-def frozen() -> Iterator[None]:
+def frozen() -> None:
     """What earlier tests left is not looked at, so that collecting takes milliseconds, not seconds."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def function() -> None:

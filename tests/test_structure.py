@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -24,14 +25,32 @@ def module_of(path: Path) -> str:
 FILES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
 
 
-def imports(node: ast.AST) -> Iterator[ast.ImportFrom]:
-    """Imports of our own files; not those that only a type checker sees."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+@dataclass(frozen=True)
+class Import:
+    """An import of our own files, and whether it stands inside a function."""
+
+    node: ast.ImportFrom
+    inside: bool
+
+
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
+    """All of a file; not those that only a type checker sees."""
+    found: list[Import] = []
+    left: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text()), False)]
+    while left:
+        node, inside = left.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
-        if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("tessera"):
-            yield child
-        yield from imports(child)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tessera"):
+            found.append(Import(node, inside))
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        left += [(child, inside) for child in ast.iter_child_nodes(node) if isinstance(child, STATEMENTS)]
+    return tuple(found)
+
+
+# An import is a statement: no expression holds one.
+STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
 def imported(node: ast.ImportFrom) -> set[str]:
@@ -40,8 +59,7 @@ def imported(node: ast.ImportFrom) -> set[str]:
 
 
 def test_no_circles() -> None:
-    trees = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
-    graph = {name: {of for node in imports(tree) for of in imported(node)} for name, tree in trees.items()}
+    graph = {name: {of for found in imports(path) for of in imported(found.node)} for name, path in FILES.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -49,11 +67,11 @@ def test_no_circles() -> None:
 
 
 def test_imports_stand_at_the_top() -> None:
-    inside = []
-    for name, path in FILES.items():
-        tree = ast.parse(path.read_text())
-        for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)):
-            inside += [f"{name}:{n.lineno}" for n in imports(function) if not str(n.module).startswith(LATE)]
+    inside = [
+        f"{name}:{found.node.lineno}"
+        for name, path in FILES.items() for found in imports(path)
+        if found.inside and not str(found.node.module).startswith(LATE)
+    ]  # fmt: skip
     assert not inside, f"imports of our own inside a function: {inside}"
 
 

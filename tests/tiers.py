@@ -1,6 +1,6 @@
 """Which tests run when. This file and the marks are the one place that says so; docs/testing.md explains it.
 
-    quick     make quick             a part of every folder, for whoever edits: about a minute on two cores
+    quick     make quick             a part of every folder, for whoever edits: about 90 seconds on two cores
     test      make test              everything but the sweeps
     sweep     make sweep             more seeds and sizes of what `test` tries some of
     gpu       pytest -m gpu          what needs an NVIDIA GPU
@@ -14,8 +14,9 @@ them. Whoever adds a folder of tests adds a file of it here: `test_tiers.py` ask
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,37 +27,99 @@ HERE = Path(__file__).parent
 # Of every so many cases `test` runs one.
 SWEEPS: dict[str, int] = {
     # Pairs of strategies: each strategy stays beside another, and is alone in test_crossed.py.
-    "distributed/test_combinations.py::test_two_together": 5,
+    "distributed/test_combinations.py::test_two_together": 9,
+    "distributed/test_combinations.py::test_more_together": 3,
+    "distributed/test_combinations.py::test_an_encoder_and_a_decoder": 2,
+    "distributed/test_combinations.py::test_in_float32": 2,
     # Every one is four processes, and a deadline that passes.
     "distributed/test_failures.py::test_survivors_say_who_is_missing": 2,
-    "distributed/test_combinations.py::test_more_together": 2,
     "distributed/test_sizes.py::test_steps": 2,
-    # Plans of one strategy, each with three models.
+    # Plans of one strategy, each with three models; two strategies, each with several sizes of a mesh.
     "distributed/test_plans.py::test_alone": 2,
-    # Every one compiles a model for some twenty machines.
+    "distributed/test_plans.py::test_together": 2,
+    "distributed/test_plans.py::test_products_in_pieces": 2,
+    "distributed/test_pipelined.py::test_a_pipeline_is_accumulation_bit_for_bit": 2,
+    "distributed/test_pipelined_steps.py::test_a_pipeline_is_accumulation_bit_for_bit": 2,
+    "distributed/test_pipelined_steps.py::test_alone": 2,
+    "distributed/test_experts.py::test_gradients": 2,
+    "distributed/test_gpu_attention.py::test_kernels": 2,
+    # One model of others' each, trained or compiled whole.
+    "distributed/test_strangers.py::test_trains_alike": 2,
+    "distributed/test_generate.py::test_tokens_are_one_processes": 2,
+    # One operator each, cut along every dimension by all ranks.
+    "distributed/test_rules.py::test_cut_along_every_dimension": 3,
+    # Every one compiles a model for some twenty machines, or runs one cycle by cycle.
     "spatial/test_codesign.py::test_it_names_what_a_machine_is_short_of": 2,
+    "spatial/test_watch.py::test_cycles_are_as_they_were": 2,
+    "spatial/test_random.py::test_random_programs": 2,
+    "spatial/test_map.py::test_models": 2,
     # Every one is a process that imports PyTorch and compiles a model.
     "docs/test_examples.py::test_example_runs": 3,
     # One model of transformers each, compiled whole.
     "test_generation.py::test_static_caches": 3,
     "executors/rows/test_rows_models.py::test_a_token": 3,
-    # One function each, differentiated twice.
+    # One function or operator each, differentiated twice; its first derivative is always tried.
+    "ops/test_operators.py::test_second_derivative": 4,
+    "ops/test_whole.py::test_gradients_of_gradients": 2,
+    "ops/test_whole.py::test_tangents_of_gradients": 3,
     "transforms/test_second_order.py::test_functions": 2,
-    "transforms/test_second_order.py::test_declared_operators": 2,
-    "runtime/test_double_backward.py::test_three_orders": 2,
+    "transforms/test_second_order.py::test_declared_operators": 4,
+    "runtime/test_double_backward.py::test_three_orders": 3,
+    "runtime/test_double_backward.py::test_three_orders_of_inputs_that_nobody_holds": 2,
+    # One operator each, which test_operators.py and test_whole.py try too.
+    "ops/test_whole.py::test_batches": 4,
+    "ops/test_kernels.py::test_no_more_kernels_than_eager": 2,
+    "ops/test_tied.py::test_derivatives_end_where_eagers_do": 2,
     # Crossed parameters: every value stays, beside others.
     "passes/test_linear_loss.py::test_chunks_give_the_same_loss_and_gradients": 3,
-    "passes/test_every_pass.py::test_one_after_the_other": 2,
-    "executors/test_claim.py::test_random_regions": 2,
-    "executors/test_tile_losses.py::test_as_eager": 2,
+    "passes/test_every_pass.py::test_one_after_the_other": 3,
+    "passes/test_row_major.py::test_norms_read_rows": 2,
+    "passes/test_decompose_batch_norm.py::test_kinds": 2,
+    "passes/test_fp8.py::test_the_error_is_bounded": 2,
+    "passes/test_identities.py::test_passes_keep_every_bit": 2,
+    "executors/test_tile_losses.py::test_as_eager": 3,
+    "executors/rows/test_rows_positions.py::test_masks": 2,
+    "exporters/onnx/test_onnx_recurrent.py::test_layers_of_any_length": 2,
+    "frontends/test_enable_grad.py::test_gradients_inside": 2,
+    "frontends/test_export.py::test_a_program": 3,
     "frontends/test_hooks.py::test_a_hook_in_one_of_several_equal_blocks": 3,
-    "frontends/test_runtime_sizes.py::test_numbers": 2,
-    "ops/test_whole.py::test_batches": 2,
+    "frontends/test_hooks.py::test_hooks_of_modules_come_and_go": 2,
+    "frontends/test_hooks.py::test_hooks_in_the_forward": 2,
+    "frontends/test_frames.py::test_none_runs_eagerly_for_there_being_many": 2,
+    "frontends/test_empty_batch.py::test_a_loss_of_nothing": 2,
+    "frontends/test_same_tensor.py::test_an_argument_that_the_program_holds_itself": 2,
+    "frontends/test_left_contexts.py::test_no_switch_is_left_changed": 2,
+    "frontends/test_shared_results.py::test_a_detached_argument_that_is_written_with_gradients_is_its_memory_still": 2,
+    "frontends/test_flex.py::test_a_function_of_the_score": 2,
+    "frontends/test_inner_leaves.py::test_histories_of_written_arguments": 2,
+    "frontends/test_padded_encoder.py::test_padded_places": 2,
+    "frontends/test_runtime_sizes.py::test_numbers": 3,
+    "frontends/stablehlo/test_jax.py::test_generators_give_xlas_bits": 2,
+    "exporters/onnx/test_onnx_open_sizes.py::test_other_sizes": 2,
+    "runtime/test_partial_backward.py::test_zeros_do_not_meet_infinity": 2,
+    "runtime/test_partial_backward.py::test_what_a_gradient_does_not_read_may_be_written": 2,
+    "runtime/test_written_views.py::test_what_is_saved_is_another_view_of_a_complex_result": 2,
+    "transforms/test_fp8_layers.py::test_values_and_gradients": 2,
+    "transforms/test_cotangent_layouts.py::test_like_eager": 2,
+    # Programs from a seed, or small programs of one kind, each against eager.
+    "executors/test_claim.py::test_random_regions": 4,
+    "frontends/test_grad_modes.py::test_like_eager": 2,
+    "ir/test_strided.py::test_like_eager": 2,
+    "ir/test_gapped_writes.py::test_views_of_what_was_written": 2,
+    "ir/test_interp.py::test_random_programs": 2,
+    "passes/test_write_over.py::test_like_eager": 2,
+    "passes/test_every_pass.py::test_each_pass_alone": 2,
+    "executors/test_tile.py::test_random_programs": 2,
+    "passes/test_overwritten.py::test_like_eager": 2,
+    "tile/test_cpu.py::test_random_kernel": 2,
+    "tile/test_cpu.py::test_reduce": 2,
     # A step of a small model each, many times.
-    "training/test_train_step.py::test_twenty_steps_of_a_gpt_follow_eager": 2,
+    "training/test_train_step.py::test_twenty_steps_of_a_gpt_follow_eager": 4,
+    "training/test_fp8_step.py::test_it_learns_as_16_bits_do": 2,
     "serve/test_engine.py::test_tokens_are_those_of_generate": 2,
-    # Making a cubin takes seconds.
+    # Making a cubin takes seconds; so does running one kernel block by block.
     "serve/test_paged_kernels.py::test_kernels_compile_for_hopper": 3,
+    "tile/test_cuda_tile.py::test_emitted_programs_give_the_right_numbers": 3,
     "tile/test_registers.py::test_rows_stay_in_registers": 2,
     "tile/test_triton.py::test_compiles": 2,
     "serve/test_sampling_kernels.py::test_kernels_compile_for_hopper": 2,
@@ -151,15 +214,17 @@ def sweep_rest(items: list[pytest.Item]) -> None:
 
 
 def chosen(cases: list[pytest.Function], every: int) -> list[pytest.Function]:
-    """One of so many cases, whatever their order; of parameters that are crossed, every value."""
-    kept, seen = [], set()
-    places = {case: zlib.crc32(case.name.encode()) % every for case in cases}
-    for case, place in sorted(places.items(), key=lambda pair: pair[1]):
-        values = set(values_of(case))
-        if place == 0 or (len(values) > 1 and values - seen):
-            kept.append(case)
-            seen |= values
-    return kept
+    """One of so many cases, whatever their order; of parameters that are crossed every value, which may take more."""
+    made_of = {case: set(values_of(case)) for case in cases}
+    uses = Counter(value for values in made_of.values() for value in values)
+    kept, others, seen = [], [], set()
+    for case in sorted(cases, key=lambda case: zlib.crc32(case.name.encode())):
+        # A number or object of one case alone is not crossed with others; a word may be the only one of its kind.
+        values = {value for value in made_of[case] if uses[value] > 1 or isinstance(value[1], str)}
+        new = len(made_of[case]) > 1 and values - seen
+        (kept if new else others).append(case)
+        seen |= values if new else set()
+    return kept + others[: max(0, math.ceil(len(cases) / every) - len(kept))]
 
 
 def values_of(case: pytest.Function) -> Iterator[tuple[str, object]]:

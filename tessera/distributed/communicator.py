@@ -137,7 +137,7 @@ def _stacked(x: Tensor, dim: int, ranks: int) -> Tensor:
     if dim == 0 and not x.shape[0] % ranks:
         return x.contiguous()
     x = padded(x, dim, ranks)
-    return x.contiguous() if dim == 0 else torch.cat(x.chunk(ranks, dim), 0)
+    return (x if dim == 0 else torch.cat(x.chunk(ranks, dim), 0)).contiguous()  # cat keeps images' order
 
 
 def bind_inner(inner: Mesh, device_mesh: DeviceMesh) -> None:

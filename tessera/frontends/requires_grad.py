@@ -2,6 +2,10 @@
 
 Autograd is not at work while a program is recorded, so a result's own flag says nothing. In: the equations so far and
 which inputs require gradients. Out: the values that have a gradient history, as eager has it.
+
+Recordings nest, and each one is a level, as in torch.func. A transform that differentiates begins histories: to it a
+tensor of an outer level is a constant, so that what is computed of it has none, though the tensor itself still says
+what it says outside. To vmap, and to the body of a call, what is not mapped is the business of the level around it.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +22,13 @@ from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, Equation, Value, values_in
 from tessera.ir.fake import shows_argument
-from tessera.ir.record import recording
+from tessera.ir.record import recorder_of, recording
 from tessera.ir.types import TensorType
 from tessera.torch_internals.autograd import TensorBase
 from tessera.torch_internals.fake import FakeTensor
 from tessera.torch_internals.operators import aten_name
 from tessera.util.files import PACKAGE
+from tessera.util.stack import Stack
 
 _FLAG: Any = TensorBase.requires_grad
 _INSIDE = (torch.__path__[0], PACKAGE)
@@ -45,29 +51,94 @@ def with_history(
     return carrying
 
 
+@dataclass(frozen=True)
+class Level:
+    """A program that is being recorded, inside those that stand before it in `_levels`."""
+
+    builder: Builder
+    # Of every input what it is outside; True where the program is differentiated by it; False where no level but this
+    # one knows it: an example of a batch, a primal of forward mode.
+    inputs: Sequence[object]
+    begins: bool  # histories begin here: the program is differentiated
+    grad: bool  # gradients are on around it
+
+    def says(self, x: torch.Tensor, outer: Sequence[Level]) -> bool:
+        """What a tensor that the program can name answers."""
+        v = self.value(x)
+        if v is None:
+            return says(x, outer)
+        if v in self.behind:
+            known = self.behind[v]
+            return known if isinstance(known, bool) else says(known, outer)
+        return v in self.carrying(outer)
+
+    def carries(self, x: torch.Tensor, outer: Sequence[Level]) -> bool:
+        """What is computed of this tensor here has a history."""
+        v = self.value(x)
+        if v is None:
+            return not self.begins and carries(x, outer)
+        return v in self.carrying(outer)
+
+    def carrying(self, outer: Sequence[Level]) -> set[Value]:
+        known = self.behind.items()
+        begun = {v for v, x in known if x is True or (not self.begins and x is not False and carries(x, outer))}
+        history = with_history(((v, True) for v in begun), self.builder.equations, self.grad)
+        mapped = {v for v, x in known if x is False}
+        return history if self.begins else history - _dependent(mapped, self.builder.equations)
+
+    @property
+    def behind(self) -> dict[Value, Any]:
+        return dict(zip(self.builder.inputs, self.inputs, strict=False)) | self.builder.constants
+
+    def value(self, x: torch.Tensor) -> Value | None:
+        recorder = recorder_of(self.builder)
+        return recorder.value(x) if recorder is not None and id(x) in recorder.refs else None
+
+
+_levels: Stack[Level] = Stack()
+
+
+def says(x: object, levels: Sequence[Level]) -> bool:
+    if not isinstance(x, FakeTensor) or not levels:  # no tensor of a program's own
+        return isinstance(x, torch.Tensor) and _FLAG.__get__(x)
+    return levels[-1].says(x, levels[:-1])
+
+
+def carries(x: object, levels: Sequence[Level]) -> bool:
+    if not isinstance(x, torch.Tensor) or not levels:
+        return isinstance(x, torch.Tensor) and _FLAG.__get__(x)
+    return levels[-1].carries(x, levels[:-1])
+
+
+def _dependent(values: set[Value], equations: Sequence[Equation]) -> set[Value]:
+    for eqn in equations if values else ():
+        if any(v in values for v in eqn.inputs()):
+            values.update(eqn.results())
+    return values
+
+
 @contextmanager
-def requires_grad_known(builder: Builder, inputs: Sequence[object]) -> Iterator[None]:
-    """While this program is recorded, its results say as eager's do whether they require gradients."""
+def requires_grad_known(
+    builder: Builder, inputs: Sequence[object], begins: bool = False, grad: bool | None = None
+) -> Iterator[None]:
+    """While this program is recorded, its tensors say as eager's do whether they require gradients (see `Level`)."""
 
     def answer(self: torch.Tensor) -> bool:
-        given: bool = _FLAG.__get__(self)
         recorder = recording()
-        if given or recorder is None or recorder.builder is not builder:
-            return given
+        if not isinstance(self, FakeTensor) or recorder is None or recorder.builder is not builder:
+            return _FLAG.__get__(self)
         if sys._getframe(1).f_code.co_filename.startswith(_INSIDE):  # PyTorch asks about the tensors it works on
-            return given
-        if not isinstance(self, FakeTensor) or id(self) not in recorder.refs:
-            return given
+            return _FLAG.__get__(self)
         builder.tags = recorder.tags()
-        value = recorder.value(self)
-        tensors = (*zip(builder.inputs, inputs, strict=True), *builder.constants.items())
-        return value in with_history(tensors, builder.equations, recorder.base_grad)
+        return says(self, _levels.items)
 
     outer = vars(torch.Tensor).get("requires_grad")
     torch.Tensor.requires_grad = property(answer, _FLAG.__set__)  # type: ignore[assignment]
+    _levels.append(Level(builder, inputs, begins, torch.is_grad_enabled() if grad is None else grad))
     try:
         yield
     finally:
+        _levels.pop()
         del torch.Tensor.requires_grad
         if outer is not None:
             torch.Tensor.requires_grad = outer

@@ -43,7 +43,8 @@ class Call:
         chosen, self.wrt_spec = pytree.tree_flatten(_choose(name, places, argnums))
         self.primals: list[torch.Tensor] = [_check_primal(name, flat[i]) for i in chosen]
         with _without_hooks(name):
-            self.traced: Traced = trace_function(func, args, kwargs, differentiated=chosen if name in REVERSE else ())
+            backwards, forwards = (chosen, ()) if name in REVERSE else ((), chosen)
+            self.traced: Traced = trace_function(func, args, kwargs, differentiated=backwards, moved=forwards)
         self.trace: Trace = self.traced.trace
         self.wrt = [self.check_input(i) for i in chosen]
         self.results, self.result_spec = self.find_results()

@@ -314,7 +314,8 @@ def together(op: Collective, args: Sequence[tuple]) -> list[Tensor]:
     results = []
     for rank in range(mesh.ranks):
         xs = [args[peer][0] for peer in mesh.peers(rank, axis)]
-        results.append(TOGETHER[name](mesh.coordinates(rank)[axis], xs, *rest))
+        came = TOGETHER[name](mesh.coordinates(rank)[axis], xs, *rest)
+        results.append(came if OVER in rest else came.contiguous())  # as types say, and as it comes from a group
     return results
 
 

@@ -17,7 +17,7 @@ from tessera.ir.equation import Arg, Equation, Operator, Special, Value, map_val
 from tessera.ir.index_put import index_put
 from tessera.ir.recurrent import RECURRENT
 from tessera.ir.schema import is_pointwise, is_view
-from tessera.ir.types import SYMBOLIC, Size, TensorType, size_hint, type_of
+from tessera.ir.types import SYMBOLIC, Size, TensorType, number_text, size_hint, type_of
 from tessera.ir.views import MAY_COPY
 from tessera.torch_internals import pytree, shapes
 from tessera.torch_internals.autograd import lazy_conj, lazy_neg
@@ -338,7 +338,7 @@ def argument_key(a: Arg | TensorType) -> object:
     if isinstance(a, dict):
         return tuple((k, argument_key(v)) for k, v in a.items())
     if isinstance(a, SYMBOLIC):
-        return ("symbolic", str(a.node.expr))
+        return ("symbolic", number_text(a))
     if isinstance(a, float):
         return ("float", repr(a))
     if isinstance(a, TensorType):

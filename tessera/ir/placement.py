@@ -32,7 +32,6 @@ from tessera.util.errors import OptionError
 
 Size = int | torch.SymInt
 Axes = tuple[str, ...]
-COMBINE = ("sum", "max", "min")
 
 ZIGZAG = "zigzag"
 

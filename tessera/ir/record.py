@@ -79,6 +79,11 @@ def recording() -> Recorder | None:
     return _recording[-1] if _recording else None
 
 
+def recorder_of(builder: Builder) -> Recorder | None:
+    """The recorder at work, maybe around others, that writes to this builder."""
+    return next((r for r in reversed(_recording.items) if r.builder is builder), None)
+
+
 class Recorder(TorchDispatchMode):
     def __init__(self, builder: Builder, keep: Keep, locate: bool = True) -> None:
         super().__init__()
@@ -582,6 +587,8 @@ def record_with(
         stack.enter_context(builder.mode)
         stack.enter_context(recorder)
         stack.enter_context(_no_autocast_cache())
+        # A device's own thread has no Python frame below autograd: a condition on sizes found there could not be named.
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if whole:
             stack.enter_context(fake.below_autograd())
         out = fn(*fakes)

@@ -7,6 +7,7 @@ A scalar's type is the Python kind of a number known only when the program runs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,7 +47,18 @@ def size_key(size: object) -> object:
     """A hashable stand-in for a size: its number, or the text of the symbolic expression."""
     if isinstance(size, torch.SymInt):
         size = known(size)
-    return size if isinstance(size, int) else str(size)
+    return size if isinstance(size, int) else number_text(size)
+
+
+def number_text(number: object) -> str:
+    """The text of a symbolic number. SymPy prints slowly, and every comparison of symbolic types asks for it."""
+    expression = getattr(number.node, "expr", None) if isinstance(number, SYMBOLIC) else None
+    return str(number) if expression is None else _text(expression)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _text(expression: object) -> str:
+    return str(expression)
 
 
 def row_major(shape: Sequence[Size], stride: Sequence[Size]) -> bool:

@@ -30,6 +30,7 @@ from tessera.pipeline.options import Options
 from tessera.runtime.buckets import Buckets, bucketed
 from tessera.torch_internals import dynamo, pytree
 from tessera.torch_internals.corrections import correct_dynamo
+from tessera.torch_internals.tracing import trace_without_collection
 from tessera.transforms.fp8_recipe import FP8
 from tessera.util.config import config
 from tessera.util.errors import OptionError
@@ -152,6 +153,7 @@ def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> C
     """torch.compile, with room for more programs than it has by itself. A limit that the user set is kept."""
     correct_dynamo()
     follow_blocks()
+    trace_without_collection(Handle)
     ours = dynamo.config.recompile_limit == _PYTORCHS_LIMIT
     if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all
         options["recompile_limit"] = PROGRAMS  # type: ignore[assignment]

@@ -32,12 +32,14 @@ from tessera.serve.cache import Cache
 from tessera.serve.draft import Drafter, check_draft
 from tessera.serve.guide import Guides
 from tessera.serve.huggingface import HuggingFace, compare
-from tessera.serve.metrics import EVENTS, Event, Metrics, timeline
+from tessera.serve.meter import Meter
+from tessera.serve.metrics import Metrics
 from tessera.serve.models import Tokenizer, source_of
 from tessera.serve.operators import FP8
 from tessera.serve.packed import Packed, pack
 from tessera.serve.programs import Program, Programs, kept_as
 from tessera.serve.requests import Completion, Piece, Request
+from tessera.serve.roofline import bytes_of, roofline
 from tessera.serve.runner import Flight, Runner, Taken
 from tessera.serve.sampling import Draw, Sampling
 from tessera.serve.scheduler import Answer, Refused, Scheduler, Work
@@ -48,6 +50,11 @@ from tessera.util.log import log
 
 Prompt = str | Sequence[int]
 DRAFTED = 4  # tokens that a draft guesses where nobody says how many
+# The least and the most that options may be.
+RANGES: dict[str, tuple[float, float]] = {
+    "block_size": (1, 2**16), "budget": (1, 2**20), "most_running": (1, 2**20), "most_waiting": (0, 2**40),
+    "longest": (1, 2**40), "step_seconds": (1e-6, 1e6), "speculate": (0, 256),
+}  # fmt: skip
 ALIGNED = 64  # deterministic steps are multiples of this: libraries compute rows at odd ends by other kernels
 
 
@@ -84,7 +91,12 @@ class Engine:
     ) -> None:  # fmt: skip
         if cache_dtype not in (None, "fp8"):
             raise OptionError(f"cache_dtype: expected 'fp8' or None, got {cache_dtype!r}")
-        source = source_of(model, device, random_weights)
+        given = locals()
+        for name, (least, most) in RANGES.items():
+            if given[name] is not None and not least <= given[name] <= most:
+                raise OptionError(f"{name}: expected {least:g} to {most:g}, got {given[name]!r}")
+        with memory_plan.in_words():
+            source = source_of(model, device, random_weights)
         self.model, self.tokenizer = source.model, tokenizer or cast("Tokenizer | None", source.tokenizer)
         if isinstance(self.model, Packed):
             self.model.agree(deterministic, FP8 if cache_dtype else None, quantize, compiled)
@@ -107,10 +119,11 @@ class Engine:
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
         fixed = -(-budget // ALIGNED) * ALIGNED if deterministic else None
-        self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored, budget)
+        with memory_plan.in_words(self.memory, bytes_of(self.model)):
+            self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored, budget)
         self._runner = Runner(self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work))
         self._ahead = int(where.type == "cuda")  # steps that are launched before the tokens of one are read
-        self._flights, self._landed = deque[Flight](), 0.0  # steps under way, and when the latest one landed
+        self._flights = deque[Flight]()  # steps under way
         sizes = block_size, self.memory.blocks
         drafts = None if small is None else Programs(small, *sizes, compiled, None, stored, budget)
         drafter = None if drafts is None else Drafter(drafts, self._draw)
@@ -121,10 +134,12 @@ class Engine:
         self._cancelled: deque[Request] = deque()
         self._owner: dict[int, Request] = {}  # of every answer in the making
         self._guides = Guides(self.tokenizer, self.model.vocabulary, self.model.stops)
-        self._numbers, self._metrics, self._events = itertools.count(1), Metrics(), deque[Event](maxlen=EVENTS)
+        self._numbers, self._meter = itertools.count(1), Meter(roofline(self._programs))
+        self._metrics = self._meter.counts
         for programs in filter(None, (self._programs, drafts)):
             if compiled and not isinstance(programs.model, Packed):
-                programs.compile()
+                with memory_plan.in_words(self.memory, bytes_of(self.model)):
+                    programs.compile()
         if isinstance(self.model, HuggingFace) and quantize is None and cache_dtype is None:
             compare(source.module, self._programs)  # type: ignore[arg-type]
 
@@ -199,11 +214,11 @@ class Engine:
         """A prompt as tokens, which the model has."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise InputError("expected a prompt of tokens, or an engine with a tokenizer; got text")
+                raise InputError("prompt: expected tokens, or an engine with a tokenizer; got text")
             prompt = self.tokenizer.encode(prompt)
         tokens = [int(token) for token in prompt]
         if wrong := [token for token in tokens if not 0 <= token < self.model.vocabulary]:
-            raise InputError(f"expected tokens from 0 to {self.model.vocabulary - 1}, got {wrong[0]}")
+            raise InputError(f"prompt: expected tokens from 0 to {self.model.vocabulary - 1}, got {wrong[0]}")
         return tokens
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -292,7 +307,7 @@ class Engine:
 
     def _land(self) -> None:
         """Hand out what came of the oldest batch under way."""
-        flight = self._flights.popleft()
+        flight, start = self._flights.popleft(), time.monotonic()
         try:
             taken = self._runner.land(flight)
         except BaseException as error:
@@ -303,7 +318,7 @@ class Engine:
         for one in taken:
             if one.work.sequence.ended is None:
                 self._take(one, now)
-        self._measure(flight, now)
+        self.scheduler.took(self._meter.step(flight, start, now, bool(self._owner)), flight.batch)
 
     def _begin(self, request: Request, now: float) -> None:
         if not request.begun:
@@ -324,7 +339,7 @@ class Engine:
                 self._speculation.learn(taken.work, right)
                 self._metrics.drafted += drafted
                 self._metrics.accepted += right
-            self._count(request, len(taken.tokens), now)
+            self._meter.tokens(request, len(taken.tokens), now)
         if why == "error":
             self.cache.forget()  # what made it so may lie in blocks that others would find
             self._end(answer, "error", request.fault(answer))
@@ -332,15 +347,6 @@ class Engine:
         self.scheduler.advance(taken.work, taken.tokens)
         if why is not None:
             self._end(answer, why)
-
-    def _count(self, request: Request, tokens: int, now: float) -> None:
-        self._metrics.new_tokens += tokens
-        if request.first_token is None:
-            request.first_token = now
-            self._metrics.first_token.add(now - request.arrival)
-        elif request.last_token is not None and request.settings.n == 1:
-            self._metrics.between_tokens.add(now - request.last_token)
-        request.last_token = now
 
     def _end(self, answer: Answer, why: str, error: str | None = None) -> None:
         self.scheduler.end(answer, why)
@@ -357,22 +363,13 @@ class Engine:
     def _failed(self, works: Sequence[Work], error: BaseException) -> None:
         """A step that raised: what it was to compute ends with the error, and the rest goes on."""
         log(0, f"serve: a step failed: {type(error).__name__}: {error}")
-        self.broken = isinstance(error, torch.AcceleratorError)
+        self.broken |= isinstance(error, torch.AcceleratorError)
         self.cache.forget()  # blocks have names as soon as a step is under way
         for work in works:
             if work.sequence.ended is None:
                 self._end(work.sequence, "error", f"{type(error).__name__}: {error}")
         if not isinstance(error, Exception):
             raise error
-
-    def _measure(self, flight: Flight, now: float) -> None:
-        """A step's time is that since its launch, or since the step before landed."""
-        tokens, count, start = flight.batch.tokens, len(flight.batch.works), max(flight.start, self._landed)
-        self._landed = now
-        self.scheduler.took(now - start, flight.batch)
-        self._metrics.steps += 1
-        self._metrics.step.add(now - start)
-        self._events.append(Event("decode" if tokens == count else "mixed", start, now - start, tokens, count))
 
     # --- looking in ---
 
@@ -393,7 +390,7 @@ class Engine:
 
     def timeline(self, path: str | Path) -> None:
         """Write the latest steps as a trace for Perfetto."""
-        Path(path).write_text(json.dumps(timeline(self._events)))
+        Path(path).write_text(json.dumps(self._meter.timeline()))
 
     def explain(self) -> str:
         """The cache's plan, and what the compiler did with both programs."""

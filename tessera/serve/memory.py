@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,25 @@ def bytes_of(memory: float | int | str, device: torch.device) -> int:
     if not memory > 0:
         raise OptionError(f"memory: expected more than 0, got {memory!r}")
     return int(memory * free_bytes(device)) if memory <= 1 else int(memory)
+
+
+@contextmanager
+def in_words(plan: Plan | None = None, weights: int = 0) -> Iterator[None]:
+    """Where memory runs out: what took how much of it, and which options help."""
+    try:
+        yield
+    except RuntimeError as error:  # PyTorch has no class of its own for memory of the host
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        first = re.split(r"[.\n]", str(error))[0]
+        if plan is None:
+            told = "while weights were loaded; a smaller model fits, or one that was exported with quantize"
+        else:
+            told = (
+                f"weights take {weights:,} bytes, the cache {plan.bytes:,} of {plan.offered:,} offered; less memory=, "
+                "quantize=, cache_dtype='fp8', fewer most_running or a smaller longest help"
+            )
+        raise OptionError(f"memory: {first}: {told}") from error
 
 
 def plan(

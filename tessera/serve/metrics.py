@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 
 BOUNDS = tuple(step * 10.0**power for power in range(-4, 3) for step in (1, 2, 5))
-EVENTS = 10_000  # steps that a timeline shows
 
 
 @dataclass
@@ -47,31 +46,11 @@ class Metrics:
     blocks: int = 0
     used_blocks: int = 0
     cached_blocks: int = 0
+    device_idle: float = 0.0  # seconds between steps in which the device had nothing to do, and somebody waited
+    step_limit: float = 0.0  # seconds that the machine needs at least for the steps that were computed
+    host_idle: float = 0.0  # seconds for which the host waited for the device
     first_token: Histogram = field(default_factory=Histogram)
     between_tokens: Histogram = field(default_factory=Histogram)
     queued: Histogram = field(default_factory=Histogram)
     whole: Histogram = field(default_factory=Histogram)
     step: Histogram = field(default_factory=Histogram)
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One step, for the timeline."""
-
-    name: str
-    start: float
-    seconds: float
-    tokens: int
-    sequences: int
-
-
-def timeline(events: deque[Event]) -> dict[str, object]:
-    """Steps in the format that Perfetto and Chrome read."""
-    listed = [
-        {
-            "name": e.name, "ph": "X", "pid": 1, "tid": 1, "ts": e.start * 1e6, "dur": e.seconds * 1e6,
-            "args": {"tokens": e.tokens, "sequences": e.sequences},
-        }
-        for e in events
-    ]  # fmt: skip
-    return {"traceEvents": listed, "displayTimeUnit": "ms"}

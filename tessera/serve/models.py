@@ -12,7 +12,7 @@ from torch import nn
 from tessera.serve.huggingface import HuggingFace, from_folder, tokenizer_of
 from tessera.serve.packed import Packed
 from tessera.serve.programs import Paged
-from tessera.util.errors import InputError
+from tessera.util.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,6 +35,7 @@ class Source(NamedTuple):
 
 
 def source_of(given: nn.Module | str | Path, device: str | torch.device | None, random_weights: bool) -> Source:
+    _check_device(device)
     if isinstance(given, nn.Module):
         module, tokenizer = given, None
     elif Path(given).is_file():
@@ -45,6 +46,16 @@ def source_of(given: nn.Module | str | Path, device: str | torch.device | None, 
     if device is not None:
         module = nn.Module.to(module, device)
     return Source(paged(module), tokenizer, module)
+
+
+def _check_device(device: str | torch.device | None) -> None:
+    try:
+        kind = "cpu" if device is None else torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda") or kind == "cuda" and not torch.cuda.is_available():
+        here = "cpu or cuda" if torch.cuda.is_available() else "cpu, since there is no GPU here"
+        raise OptionError(f"device: expected {here}, got {str(device)!r}")
 
 
 def paged(model: nn.Module) -> Paged:

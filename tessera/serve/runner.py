@@ -8,6 +8,7 @@ are verified here: each of them is drawn as ever, and the guesses are kept as fa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from tessera.serve.programs import Programs
 from tessera.serve.sampling import Draw, Rows, choose, guided, logprobs, rows_of
 from tessera.serve.scheduler import Answer, Batch, Work
+
+Moment = float | torch.cuda.Event  # by the host's clock, or in the device's own order
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class Flight:
     start: float
     layout: _Layout | None = None
     outs: tuple[Tensor, ...] = ()
-    done: torch.cuda.Event | None = None
+    begun: Moment = 0.0  # when the device could begin, and when it had ended
+    done: Moment = 0.0
 
     @property
     def waits(self) -> bool:
@@ -109,21 +113,26 @@ class Runner:
         coming = before.layout.coming if before is not None and before.layout is not None else {}
         layout = self._layout = self._next(batch.works)
         name, given = self.programs.fill(batch.works, layout.places, coming)
+        begun = self._moment()
         logits = self.programs.run(name, given)[: len(layout.rows)]
         settings = layout.settings
         if layout.waits:  # the device computes logits meanwhile
             settings = guided(settings, [row.draw for row in layout.rows if row.draw is not None], logits.device)
         tokens = choose(logits[: layout.drawn], settings)
         torch.clamp(tokens, min=0, out=self.programs.sampled[: layout.drawn])
-        flight = Flight(batch, start, layout, tuple(map(_out, (tokens, *self._logprobs(batch.works, logits, tokens)))))
-        if logits.is_cuda:
-            flight.done = torch.cuda.Event()
-            flight.done.record()
-        return flight
+        outs = tuple(map(_out, (tokens, *self._logprobs(batch.works, logits, tokens))))
+        return Flight(batch, start, layout, outs, begun, self._moment())
+
+    def _moment(self) -> Moment:
+        if self.programs.device.type != "cuda":
+            return time.monotonic()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def land(self, flight: Flight) -> list[Taken]:
         """What a step gave, when it has run."""
-        if flight.done is not None:
+        if isinstance(flight.done, torch.cuda.Event):
             flight.done.synchronize()
         if flight.layout is None:
             return []
@@ -178,6 +187,13 @@ class Runner:
         width = min(logits.shape[1], max(rows[i].most or 0 for i in asked))
         picked = torch.tensor(asked, device=logits.device)
         return every[picked], *logprobs(logits[picked], every[picked], width)
+
+
+def between(before: Moment, after: Moment) -> float:
+    """Seconds from one moment to a later one, both of which have been."""
+    if isinstance(before, torch.cuda.Event) and isinstance(after, torch.cuda.Event):
+        return before.elapsed_time(after) / 1e3
+    return after - before  # type: ignore[operator]
 
 
 def _out(tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from tessera.ops.uniform import block
 from tessera.serve.guide import KINDS, Guide, GuideError, masks_of
 from tessera.util.errors import OptionError
 
-FEW = 1024  # tokens that are sorted where `top_k` is small
+FEW = 1024  # tokens that are looked at first, where some are to be left out
 _RANGES = {
     "max_tokens": (1, None), "min_tokens": (0, None), "temperature": (0, None), "top_k": (0, None), "top_p": (0, 1),
     "min_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "n": (1, None), "logprobs": (0, None),
@@ -312,36 +312,52 @@ def _scaled(logits: Tensor, rows: Rows) -> Tensor:
 
 
 def _cut(logits: Tensor, rows: Rows) -> Tensor:
-    """-inf for tokens that the settings leave out, which is never the likeliest. Of rows that leave any out, the
-    likeliest tokens are sorted: a few where top_k asks for fewer, or all."""
+    """-inf for tokens that the settings leave out, which is never the likeliest. A few of the likeliest tokens mostly
+    say which; rows of which they do not are sorted whole."""
     if rows.cuts is None or rows.temperature is None:
         return logits
     top_k, top_p, min_p = rows.cuts
-    few = (top_k > 0) & (top_k <= FEW // 2)  # tokens as likely as the last of them are looked at, too
-    for width, asked in ((FEW, few), (0, ~few & ((top_k > 0) | (top_p < 1) | (min_p > 0)))):
-        if len(some := asked.nonzero().squeeze(-1)):
-            barred = _barred(logits[some], width, *(x[some] for x in (rows.temperature, *rows.cuts)))
-            logits = logits.index_put((some,), logits[some].masked_fill(barred, float("-inf")))
+    some = ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero().squeeze(-1)
+    for width in (FEW, logits.shape[1]):
+        if len(some):
+            barred, certain = _barred(logits[some], width, *(x[some] for x in (rows.temperature, *rows.cuts)))
+            told, barred, some = some[certain], barred[certain], some[~certain]
+            logits = logits.index_put((told,), logits[told].masked_fill(barred, float("-inf")))
     return logits
 
 
-def _barred(logits: Tensor, width: int, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Which tokens top_k, top_p and min_p leave out."""
-    order, tokens = logits.topk(width, dim=-1) if 0 < width < logits.shape[1] else _sorted(logits)
-    if order.shape != logits.shape and (order.gather(-1, top_k[:, None] - 1) == order[:, -1:]).any():
-        order, tokens = _sorted(logits)  # so many are as likely as the last of top_k
-    last = torch.where(top_k > 0, top_k, order.shape[1]).clamp(max=order.shape[1])[:, None] - 1
-    order = order.masked_fill(order < order.gather(-1, last), float("-inf"))
-    shares = (order.double() / temperature.clamp(min=1e-6)[:, None]).softmax(-1)
-    beyond = (shares.cumsum(-1) - shares >= top_p[:, None]) & (top_p < 1)[:, None]
-    out = beyond | (shares < min_p[:, None] * shares[:, :1])
+def _barred(
+    logits: Tensor, width: int, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which tokens top_k, top_p and min_p leave out; and of which rows the `width` likeliest tokens say so. Tokens as
+    likely as the last of them are perhaps not all among them, so what is left must be above it."""
+    order, tokens = _likeliest(logits, width)
+    warmth, least = temperature.clamp(min=1e-6)[:, None], order[:, -1:]
+    last = order.gather(-1, torch.where(top_k > 0, top_k, order.shape[1]).clamp(max=order.shape[1])[:, None] - 1)
+    order = order.masked_fill(order < last, float("-inf"))
+    counted = torch.where(top_k[:, None] > 0, _total(order, warmth), _total(logits, warmth))
+    shares = (order.double() / warmth - counted).exp()
+    out = (shares.cumsum(-1) - shares >= top_p[:, None]) & (top_p < 1)[:, None]
+    out |= shares < min_p[:, None] * shares[:, :1]
+    certain = torch.where(top_k[:, None] > 0, last > least, (out & (order > least)).any(-1, keepdim=True))
+    certain |= (least == float("-inf")) | (order.shape == logits.shape)
     out |= order == float("-inf")
     out[:, 0] = False
-    return torch.ones_like(logits, dtype=torch.bool).scatter_(1, tokens, out)
+    return torch.ones_like(logits, dtype=torch.bool).scatter_(1, tokens, out), certain.squeeze(-1)
 
 
-def _sorted(logits: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.sort(logits, descending=True, stable=True)
+def _likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """So many tokens by their logits; of equal ones the first comes first."""
+    if width >= logits.shape[1]:
+        return torch.sort(logits, descending=True, stable=True)
+    tokens = logits.topk(width, dim=-1, sorted=False).indices.sort(-1).values
+    order, places = torch.sort(logits.gather(-1, tokens), descending=True, stable=True)
+    return order, tokens.gather(-1, places)
+
+
+def _total(logits: Tensor, warmth: Tensor) -> Tensor:
+    """The logarithm of the sum of their weights."""
+    return (logits.double() / warmth).logsumexp(-1, keepdim=True)
 
 
 def _uniform(rows: Rows) -> Tensor:

@@ -24,7 +24,8 @@ from tessera.util.errors import InputError
 
 UNKNOWN = -1  # a token that the step before gives
 HEAD_START = 10.0  # seconds of waiting that one step of priority is worth
-GROWTH, SHRINK = 1.1, 0.7  # of the prompt tokens a step takes, after one that was quick or slow
+GROWTH, MARGIN = 2.0, 0.9  # prompts get at most so many times what they had, and so much of the time that is asked
+FEWEST = 32  # they always get this fraction of the budget
 
 
 class Refused(InputError):
@@ -83,6 +84,11 @@ class Work:
     def end(self) -> int:
         return self.first + len(self.tokens)
 
+    @property
+    def decodes(self) -> bool:
+        """Is it one token after the last, and guesses?"""
+        return self.samples and len(self.tokens) == 1 + self.drafted and self.first >= self.sequence.prompt
+
 
 @dataclass
 class Batch:
@@ -121,7 +127,8 @@ class Scheduler:
         self.cache, self.budget, self.most_running, self.most_waiting = cache, budget, most_running, most_waiting
         self.longest = longest  # what the model's positions allow
         self.step_seconds = step_seconds  # the asked time between tokens
-        self._pace = float(budget)  # tokens of prompts beside sequences that decode, at most
+        # Tokens of prompts beside sequences that decode, at most: few, until it is known what they cost.
+        self._pace = float(budget) if step_seconds is None else max(1.0, budget / 8)
         self.running: list[Answer] = []  # both by rank
         self.waiting: list[Answer] = []
         self.preemptions = 0
@@ -132,14 +139,15 @@ class Scheduler:
     def admits(self, prompt: int, most: int, count: int = 1) -> None:
         """Refuse sequences that can never run, or for which the queue has no room, with the numbers that say why."""
         if prompt < 1:
-            raise Refused("expected a prompt of at least one token")
+            raise Refused("prompt: expected at least one token")
         if most < 1:
             raise Refused(f"max_tokens: expected at least 1, got {most}")
         limits = {"the model's positions": self.longest, "the cache's blocks": self.cache.capacity()}
         for what, limit in limits.items():
             if limit is not None and prompt + most > limit:
+                field = "max_tokens" if prompt < limit else "prompt"
                 raise Refused(
-                    f"{prompt} tokens of prompt and up to {most} more are {prompt + most}; {what} hold {limit}"
+                    f"{field}: {prompt} tokens of prompt and up to {most} more are {prompt + most}; {what} hold {limit}"
                 )
         if len(self.waiting) + count > self.most_waiting:
             raise Refused(f"{len(self.waiting)} sequences are waiting; at most {self.most_waiting} may", retry=True)
@@ -281,11 +289,12 @@ class Scheduler:
             self.cache.commit(sequence.table, sequence.tokens, sequence.computed)
 
     def took(self, seconds: float, batch: Batch) -> None:
-        """How long a step took: prompts get less of the next one where sequences that decode had to wait."""
-        if self.step_seconds is None or not any(w.samples and len(w.tokens) == 1 for w in batch.works):
-            return
-        factor = GROWTH if seconds <= self.step_seconds else SHRINK
-        self._pace = min(float(self.budget), max(1.0, self._pace * factor))
+        """How long a step took: from what the tokens of prompts in it have cost follows how many the next may have."""
+        prompts = sum(len(w.tokens) for w in batch.works if not w.decodes)
+        if self.step_seconds is None or not (prompts >= self._pace / 2 or prompts and seconds > self.step_seconds):
+            return  # too few to tell
+        allowed = min(GROWTH * self._pace, MARGIN * prompts * self.step_seconds / seconds)
+        self._pace = min(float(self.budget), max(1.0, self.budget / FEWEST, allowed))
 
     def check(self) -> None:
         """Raise AssertionError where the books are wrong."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -25,6 +26,22 @@ class Command:
     help: str
     arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace], int]
+
+
+Number = TypeVar("Number", int, float)
+
+
+def above(least: Number) -> Callable[[str], Number]:
+    """A type of an argument: a number, of the kind of the least, that is larger."""
+
+    def read(text: str) -> Number:
+        value = type(least)(text)
+        if not value > least:
+            raise ArgumentTypeError(f"expected more than {least:g}, got {text}")
+        return value
+
+    read.__name__ = type(least).__name__
+    return read
 
 
 def json_argument(parser: ArgumentParser) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import tessera
 from tessera.serve.memory import bytes_of
-from tessera.tools.command import Command, chosen_device
+from tessera.tools.command import Command, above, chosen_device
 from tessera.util.errors import InputError, OptionError
 
 # Options of the engine: name, kind, what it is.
@@ -39,9 +39,9 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: any that is free (8000)")
     parser.add_argument("--name", help="the model's name to clients (the folder's or the file's)")
     parser.add_argument("--api-key-file", type=Path, help="keys that may ask, one a line; without it anybody may")
-    parser.add_argument("--per-key", type=int, default=1024, help="requests of one key under way at once (1024)")
-    parser.add_argument("--max-body", type=int, default=4 << 20, help="bytes of a request's body, at most (4194304)")
-    parser.add_argument("--grace", type=float, default=30, help="seconds to finish what runs after SIGTERM (30)")
+    parser.add_argument("--per-key", type=above(0), default=1024, help="requests of one key under way at once (1024)")
+    parser.add_argument("--max-body", type=above(0), default=4 << 20, help="bytes of a body, at most (4194304)")
+    parser.add_argument("--grace", type=above(0.0), default=30, help="seconds to finish what runs after SIGTERM (30)")
     parser.add_argument("--no-access-log", action="store_true", help="do not log requests")
     parser.add_argument("--memory", default="0.9", help='for the cache: a share of what is free, or "8GB" (0.9)')
     parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), help="weights in fewer bits")
@@ -72,7 +72,10 @@ def options(args: Namespace) -> dict[str, object]:
 def keys_of(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return ()
-    keys = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+    try:
+        keys = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected keys as text, one a line: {error}") from None
     if not keys:
         raise InputError(f"{path}: expected keys, one a line, got none")
     return keys

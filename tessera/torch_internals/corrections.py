@@ -45,7 +45,7 @@ def correct_dynamo() -> None:
     _replace(_function, "call_apply", _with_different_arguments)
     _replace(_context, "call_method", _with_fixed_results)
     _replace(_guards, "EMPTY_NN_MODULE_HOOKS_DICT", _with_hooks_of_arguments)
-    _replace(_effects, "codegen_hooks", _with_renewed_histories)
+    _replace(_effects, "codegen_hooks", _with_hooks_before_writes)
     # It takes every file that it traces apart to name functions, and times guards after it has emptied the caches.
     _replace(_names, "get_funcname", _if_logged(None, _trace_log, _source_log))
     _replace(_latency, "profile_guard_manager", _if_logged(0.0, _guards_log))
@@ -125,15 +125,30 @@ def _with_hooks_of_arguments(guard_empty: Callable) -> Callable:
     return guard
 
 
-def _with_renewed_histories(codegen_hooks: Callable) -> Callable:
-    """Dynamo sets hooks on arguments behind the graph. If the argument is a view, and the graph wrote its memory, then
-    its history is out of date, and PyTorch crashes at its first hook. Reading `grad_fn` brings it up to date."""
+def _with_hooks_before_writes(codegen_hooks: Callable) -> Callable:
+    """Dynamo sets hooks on arguments behind the graph. If the graph writes one of those, that is another history than
+    the one it had, and its results do not lead through it: a frame that does both runs as it is. Where only the memory
+    of a view is written, its history is out of date, and PyTorch crashes at its first hook; reading `grad_fn` brings it
+    up to date."""
 
     def codegen(self: Any, cg: Any) -> None:
         for tensor, *_ in self.tensor_hooks.values():
+            if _gets_another_history(tensor.as_proxy().node.meta["example_value"]):
+                _unimplemented(
+                    gb_type="a hook on an argument that the graph writes",
+                    context=str(tensor.source),
+                    explanation="TorchDynamo would set the hook on what the argument is after it was written.",
+                    hints=["Set the hook on a copy of the argument, or write a copy."],
+                    skip_frame=True,
+                )
             cg(tensor)
             cg.extend_output([cg.create_load_attr("grad_fn")])
             cg.pop_top()
         codegen_hooks(self, cg)
 
     return codegen
+
+
+def _gets_another_history(example: torch.Tensor) -> bool:
+    """An argument of a graph was written in it. A leaf keeps its history: only no_grad can write it."""
+    return example._version > 0 and not example.is_leaf

@@ -16,6 +16,8 @@ TorchRuntimeError = symbol("torch._dynamo.exc.TorchRuntimeError", "calls that fa
 InternalTorchDynamoError = symbol("torch._dynamo.exc.InternalTorchDynamoError", "calls that Dynamo fails on")
 FailOnRecompileLimitHit = symbol("torch._dynamo.exc.FailOnRecompileLimitHit", "saying why a step is not compiled again")
 FOLDER = os.path.dirname(symbol("torch._dynamo", "telling Dynamo's own errors from the user's").__file__)
+# The names under which it logs that it ends a graph, just before it does.
+BREAK_LOGGERS = ("torch._dynamo.exc", *(f"torch._dynamo.variables.{name}" for name in ("builtin", "tensor", "torch")))
 
 config = symbol("torch._dynamo.config", "how many programs Dynamo keeps of a function")
 counters = symbol("torch._dynamo.utils.counters", "saying why a graph ended")

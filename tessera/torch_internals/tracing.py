@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from tessera.torch_internals.lookup import missing, symbol
+from tessera.torch_internals.lookup import missing, owner_of, symbol
+from tessera.util.garbage import collection_paused
 
 _BLOCKS = "tracing equal blocks of a model once"
 _variables = "torch._dynamo.variables"
@@ -82,9 +83,33 @@ def ask_at_module_calls(ask: Ask, wrote: Callable[[Any, bool], None]) -> None:
     _SideEffects.check_allowed_side_effect = check_allowed_side_effect
 
 
+def trace_without_collection(kind: type) -> None:
+    """From now on, the collector of garbage waits while Dynamo traces a frame for a backend of this kind. A trace makes
+    many objects and drops few of them."""
+    theirs = _frames._compile
+    if hasattr(theirs, "__wrapped__"):
+        return
+
+    @functools.wraps(theirs)
+    def compile_frame(*args: object, **kwargs: object) -> object:
+        if not isinstance(_given_backend(args[_BACKEND]), kind):
+            return theirs(*args, **kwargs)
+        with collection_paused():
+            return theirs(*args, **kwargs)
+
+    _frames._compile = compile_frame
+
+
+_frames = owner_of("torch._dynamo.convert_frame._compile", "tracing without the collector of garbage")
+_BACKEND = 5  # its place among the arguments
+
+
 def backend_of(output: Any) -> object:
     """What was given to `torch.compile` as its backend, by what Dynamo traces for it."""
-    backend = output.compiler_fn
+    return _given_backend(output.compiler_fn)
+
+
+def _given_backend(backend: Any) -> object:
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     return getattr(backend, "compiler_fn", backend)

@@ -3,15 +3,17 @@
 In: a `Joint` (forward and backward in one program). Out: a forward trace that also gives what is saved, and
 a backward trace from saved values and cotangents to gradients. What is saved is a minimum cut: each value
 costs its bytes, an equation may be recomputed if the policy allows it. A little is added for what is recomputed, and
-more for what forward would have to write only to save it, so that a few bytes less are not bought with kernels. With a
-memory budget the policy is relaxed, cheapest flops per byte first, until the saved bytes fit.
+more for what forward would have to write only to save it, so that a few bytes less are not bought with kernels. What
+lies inside of a value that is saved is read there. With a memory budget the policy is relaxed, cheapest flops per byte
+first, until the saved bytes fit.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -24,6 +26,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, TensorType
 from tessera.ops.fp8 import rounds
 from tessera.ops.op import flops, rules
+from tessera.transforms.enclosed import Place, enclosed, read_inside
 from tessera.transforms.mincut import INFINITE, min_cut
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import OptionError
@@ -32,6 +35,8 @@ from tessera.util.search import first_that_fits
 ALIVE = 0.05  # of its bytes: what keeping an input or output costs, which the caller mostly has anyway
 FUSED = 1.1  # times its bytes: what a kernel would write for backward's sake alone, beside what it writes anyway
 AGAIN = 0.02  # of its bytes: what computing a value again costs
+LARGE = 1 << 20  # bytes from which on it counts whether a value is kept
+NOTHING: Mapping[Value, Place] = MappingProxyType({})
 POLICIES = ("none", "views", "cheap", "auto")
 
 
@@ -49,8 +54,12 @@ def remat(joint: Joint, policy: str = "auto", budget: int | None = None) -> Spli
     if policy not in POLICIES:
         raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {policy!r}")
     plan = _Plan(joint)
-    saved = plan.cut(plan.allowed(policy), AGAIN)
+    allowed = plan.allowed(policy)
+    saved = plan.cut(allowed, AGAIN)
+    if policy == "cheap":  # where kernels read them, which take any strides
+        saved = plan.inside(saved, allowed)
     if budget is not None and plan.bytes(saved) > budget:
+        plan.held = {}
         saved = plan.fit(budget)
     return plan.split(saved)
 
@@ -70,6 +79,7 @@ class _Plan:
         self.boundary = self._boundary()
         self.stored = self._stored()
         self.parts = self._parts()
+        self.held: dict[Value, Place] = {}  # what backward reads inside of a saved value
         self._ranks: dict[Equation, int] = {}
 
     def _depends_on_cotangents(self) -> set[Equation]:
@@ -225,8 +235,32 @@ class _Plan:
 
     # --- the cut ---
 
-    def cut(self, allowed: set[Equation], again: float = 0.0) -> list[Value]:
-        """Values to save so that every late equation can run; computing one again costs `again` times its bytes."""
+    def inside(self, saved: list[Value], allowed: set[Equation]) -> list[Value]:
+        """What is saved if backward reads values inside of others that are saved anyway; it is not more."""
+        users = self.trace.users()
+        places = [item for v in saved for item in enclosed(v, self.maker).items()]
+        held = {x: place for x, place in places if self._may_stay(x, users[x])}
+        if not held:
+            return saved
+        wholes = {self.maker[place.whole] for place in held.values()}
+        chosen = self.cut(allowed - wholes, AGAIN, held)
+        fewer = [v for v in chosen if v not in held]
+        if self.bytes(fewer) > self.bytes(saved):
+            return saved
+        # What a value lies in may lie in another one: that comes first.
+        self.held = {v: held[v] for v in reversed(chosen) if v in held}
+        return fewer
+
+    def _may_stay(self, x: Value, users: list[Equation]) -> bool:
+        """A large value of the forward that is not alive anyway, and that no library reads in backward."""
+        if x not in self.maker or recompute_region(self.maker[x].tags) is not None or _nbytes(x) < LARGE:
+            return False
+        alive = x in values_in(self.outputs) or x in self.boundary
+        return not alive and not any(e in self.late and _is_library(e) for e in users)
+
+    def cut(self, allowed: set[Equation], again: float = 0.0, held: Mapping[Value, Place] = NOTHING) -> list[Value]:
+        """Values to save so that every late equation can run; computing one again costs `again` times its bytes. So
+        do those that are `held`: what they lie in is saved."""
         edges: dict[Hashable, dict[Hashable, float]] = {}
         source, sink = "source", "sink"
 
@@ -235,6 +269,7 @@ class _Plan:
 
         read_late = {v for e in self.late if e in self.needed for v in e.inputs()}
         read_late |= {v for v in values_in(self.grads)}
+        read_late |= {place.whole for place in held.values()}
         outputs = set(values_in(self.outputs))
         for eqn in self.trace.equations:
             if eqn in self.late or eqn not in self.needed:
@@ -246,6 +281,8 @@ class _Plan:
                 inside = recompute_region(eqn.tags) is not None and v not in self.boundary
                 if eqn in allowed and (inside or (v in self.parts and v not in outputs)):
                     weight = INFINITE
+                if v in held:
+                    weight = again * _nbytes(v) + 1.0
                 edge((v, "in"), (v, "out"), weight)
                 if eqn in allowed:
                     for x in dict.fromkeys(eqn.inputs()):
@@ -284,18 +321,11 @@ class _Plan:
     # --- the two halves ---
 
     def split(self, saved: list[Value]) -> Split:
-        keep_symbols = self._symbols_for_backward(saved)
-        backward_equations = self._backward_equations(saved)
         mutated = self.trace.mutations
         returned = tuple(t for t in mutated if t in self.joint.carried)
+        keep_symbols = self._symbols_for_backward(saved)
+        backward_equations = self._backward_equations([*saved, *self.held])
         before, saved, copies = self._protect(saved, mutated)
-        forward_results = [*self.outputs, *(mutated[t] for t in returned), *saved, *keep_symbols]
-        forward = self.trace.with_(
-            inputs=self.primals,
-            equations=(*before, *self._forward_equations(forward_results), *self._sizes(keep_symbols)),
-            outputs=tuple(forward_results),
-            mutations={t: v for t, v in mutated.items() if t not in returned},
-        )
         symbols = {s: (v, d) for s, (v, d) in self.trace.symbols.items() if v in saved or v in keep_symbols}
         for s, (v, d) in self.trace.symbols.items():
             if s not in symbols and any(v in e.results() for e in backward_equations):
@@ -303,15 +333,23 @@ class _Plan:
         symbols |= {v.name: (v, None) for v in keep_symbols}
         backward = Trace(
             f"{self.trace.name}_backward",
-            (*saved, *keep_symbols, *self.cts),
+            (*saved, *self.held, *keep_symbols, *self.cts),
             tuple(e.substitute(copies) if copies else e for e in backward_equations),
             substitute(self.grads, copies),
             {},
             self.trace.constants,
             symbols,
         )
-        total = self.bytes(saved)
-        return Split(forward, backward, (*saved, *keep_symbols), returned, total)
+        backward = read_inside(backward, self.held)
+        saved += [v for v in backward.inputs if v in self.held]
+        forward_results = [*self.outputs, *(mutated[t] for t in returned), *saved, *keep_symbols]
+        forward = self.trace.with_(
+            inputs=self.primals,
+            equations=(*before, *self._forward_equations(forward_results), *self._sizes(keep_symbols)),
+            outputs=tuple(forward_results),
+            mutations={t: v for t, v in mutated.items() if t not in returned},
+        )
+        return Split(forward, backward, (*saved, *keep_symbols), returned, self.bytes(saved))
 
     def _protect(
         self, saved: list[Value], mutated: dict[Value, Value]

@@ -62,3 +62,60 @@ def test_a_hook_on_a_view_whose_memory_is_written() -> None:
 
     view = torch.arange(4.0).requires_grad_()[1:]
     torch.testing.assert_close(program(view), torch.tensor([2.0, 2.0, 3.0]))
+
+
+def hook_first(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(_ten_times)
+    x.sin_()
+    return x * 2
+
+
+def write_first(x: torch.Tensor) -> torch.Tensor:
+    x.sin_()
+    x.register_hook(_ten_times)
+    return x * 2
+
+
+def between_writes(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x.mul_(2)
+        x.register_hook(_ten_times)
+        x.sin_()
+    return x.sum()
+
+
+def by_a_view(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(_ten_times)
+    x[:2].exp_()
+    return x * x
+
+
+def without_history(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(_ten_times)
+    x.detach().mul_(3)
+    with torch.no_grad():
+        x.add_(1)
+    return x * x
+
+
+@pytest.mark.parametrize("program", [hook_first, write_first, between_writes, by_a_view, without_history])
+def test_a_hook_on_an_argument_that_is_written(program: Callable) -> None:
+    """Dynamo would set it when all is written: on another history, which the results do not lead through."""
+    seen = []
+    for call in (program, tessera.jit(program, executors=["aten"])):
+        leaf = torch.arange(4.0).requires_grad_()
+        x = leaf * 1
+        out = call(x)
+        out.sum().backward()
+        seen.append((out.detach(), x.detach(), leaf.grad))
+    torch.testing.assert_close(seen[0], seen[1])
+
+
+def test_a_hook_on_an_argument_that_is_only_read_is_compiled() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.register_hook(_ten_times)
+        return (x * 2).sin_()
+
+    x = torch.ones(3, requires_grad=True)
+    tessera.jit(program, fullgraph=True)(x * 1).sum().backward()
+    torch.testing.assert_close(x.grad, 20 * torch.full((3,), 2.0).cos())

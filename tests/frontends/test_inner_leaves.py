@@ -83,3 +83,56 @@ def test_histories_of_written_arguments(program: Callable, wanted: bool) -> None
 @pytest.mark.parametrize("program", [without_gradients, detached, no_leaf])
 def test_without_a_history_the_graph_is_compiled(program: Callable) -> None:
     tessera.jit(program, strict=True)(nn.Module(), torch.ones(2), torch.ones(2))
+
+
+def result_written(x: Tensor) -> Tensor:
+    y = x.detach() * 2
+    y.sub_(leaf(x), alpha=2)
+    return y
+
+
+def view_written(x: Tensor) -> Tensor:
+    y = torch.zeros(2, 2)
+    y[0] = leaf(x).exp()
+    return y
+
+
+def view_of_what_was_written(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.zeros(4)
+    y[:2].copy_(leaf(x).exp())
+    return y[1:], y.detach()
+
+
+def out_argument(x: Tensor) -> list[Tensor]:
+    y = torch.empty(2)
+    torch.mul(x.detach(), 2, out=y)
+    y *= leaf(x)
+    return [y, y + 1]
+
+
+def with_an_argument(x: Tensor) -> Tensor:
+    y = x * 2
+    y.mul_(leaf(x))
+    return y
+
+
+def leaf_of_a_leaf(x: Tensor) -> Tensor:
+    y = x.detach().clone()
+    y.add_(leaf(leaf(x) * 2))
+    return y.sin()
+
+
+WRITTEN = [result_written, view_written, view_of_what_was_written, out_argument, with_an_argument, leaf_of_a_leaf]
+
+
+@pytest.mark.parametrize("program", WRITTEN)
+@pytest.mark.parametrize("wanted", [False, True])
+def test_histories_of_written_results(program: Callable, wanted: bool) -> None:
+    seen = []
+    for fn in (program, tessera.jit(program)):
+        x = torch.tensor([0.5, 2.0], requires_grad=wanted)
+        given = fn(x)
+        outs = given if isinstance(given, (tuple, list)) else (given,)
+        sum((o.square().sum() for o in outs), torch.zeros(())).backward()
+        seen.append((x.grad, [(o.detach(), o.requires_grad, o.is_leaf) for o in outs]))
+    torch.testing.assert_close(seen[1], seen[0])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -97,6 +98,41 @@ class Gate(torch.autograd.Function):
         return (g * s if ctx.needs_input_grad[0] else None), (g * x * s * (1 - s) if ctx.needs_input_grad[1] else None)
 
 
+class Cube(torch.autograd.Function):
+    """As torch.func wants one: saves its argument and its result, and may be mapped and differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x**3, x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple) -> None:  # noqa: ANN001
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx, g: Tensor, h: Tensor) -> Tensor:  # noqa: ANN001
+        x, twice = ctx.saved_tensors
+        return g * x * twice + h
+
+
+class Over(torch.autograd.Function):
+    """Writes its argument, and makes no zeros of a gradient that did not come."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(y)
+        return x.mul_(2), y * (3 if torch.is_grad_enabled() else 5)
+
+    @staticmethod
+    def backward(ctx, g: Tensor | None, h: Tensor | None) -> tuple:  # noqa: ANN001
+        (y,) = ctx.saved_tensors
+        return (None if g is None else g * 3), (None if h is None else h * y)
+
+
 def called(fn: Callable, *args: object, use_reentrant: bool) -> object:  # noqa: ARG001
     """What a checkpoint computes, without one."""
     return fn(*args)
@@ -135,10 +171,10 @@ def note_parameter(p: Tensor) -> None:
 
 
 NAMES: dict[str, object] = {
-    "torch": torch, "F": F, "nn": nn, "math": math, "nan": math.nan, "inf": math.inf, "checkpoint": checkpoint,
-    **DTYPES,
+    "torch": torch, "F": F, "nn": nn, "math": math, "copy": copy, "nan": math.nan, "inf": math.inf,
+    "checkpoint": checkpoint, **DTYPES,
     **{f.__name__: f for f in (
-        t, floats, loss, backward, outs, total, Scale, Gate, called, note, note_half, double, note_module, add_one,
-        note_parameter,
+        t, floats, loss, backward, outs, total, Scale, Gate, Cube, Over, called, note, note_half, double, note_module,
+        add_one, note_parameter,
     )},
 }  # fmt: skip

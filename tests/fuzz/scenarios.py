@@ -42,7 +42,9 @@ def scenario(m: Maker, kind: str, given: list[Input], sizes: dict[str, int], mod
         lines.append(m.rng.choice(_HOOKS))
     for call in range(m.rng.choices([1, 2, 3], [3, 4, 2])[0]):
         if call and module and kind != "functional":
-            lines += [m.rng.choice(_flips(m, sizes)) for _ in range(m.rng.randint(0, 2))]
+            lines += [m.rng.choice(_flips(m, sizes)) for _ in range(m.rng.randint(0, 3))]
+            if m.chance(0.1):
+                lines += ["m = copy.deepcopy(m)", "f = compiled(m)"]
         if call == 0 or m.chance(0.8):
             dims = sizes
             if call and m.chance(0.3):
@@ -107,10 +109,13 @@ _HOOKS = [
 
 def _flips(m: Maker, sizes: dict[str, int]) -> list[Node]:
     found: list[Node] = [
-        "m.eval()", "m.train()", "m.p0.requires_grad_(False)", "m.p0.requires_grad_(True)", "m.zero_grad()",
+        *["m.eval()", "m.train()"] * 2, "m.p0.requires_grad_(False)", "m.p0.requires_grad_(True)", "m.zero_grad()",
         Block("with torch.no_grad():", ["m.p0.mul_(0.5)"]), "m.p0.data.add_(1)", "m.scale = 3.0", "m.flag = not m.flag",
         "m.p0 = nn.Parameter(t({B}, {B}, seed=9))".format(**sizes), "m.requires_grad_(False)", "m.requires_grad_(True)",
         "m.zero_grad(set_to_none=False)", "m.n = 7", *_HOOKS[:2],
+        "m.load_state_dict({k: v * 0.5 if v.is_floating_point() else v for k, v in m.state_dict().items()})",
+        "m.load_state_dict(copy.deepcopy(m.state_dict()), assign=True)", "m._forward_hooks.clear()",
+        "m.p0.data = m.p0.data * 2", "m.p0.grad = None", "m.p0.grad = torch.ones_like(m.p0)",
     ]  # fmt: skip
     held = m.scope["self"]
     if hasattr(held, "a0"):
@@ -122,7 +127,19 @@ def _flips(m: Maker, sizes: dict[str, int]) -> list[Node]:
             "m.lin.weight.requires_grad_(False)",
             "m.lin.register_forward_hook(add_one)",
             "m.lin.register_full_backward_hook(note_module)",
+            "m.lin.weight = m.p0",
+            "m.lin = nn.Linear({B}, {B}, bias=False, dtype=f64)".format(**sizes),
+            "m.lin.register_forward_pre_hook(lambda m, args: (args[0] * 2,))",
         ]
+    if hasattr(held, "bn"):
+        found += [
+            "m.bn.reset_running_stats()",
+            "m.bn.eval()",
+            "m.bn.momentum = 0.5",
+            "m.bn.track_running_stats = False",
+        ]
+    if hasattr(held, "drop"):
+        found += ["m.drop.p = 0.9", "m.drop.eval()"]
     return found
 
 
@@ -167,6 +184,12 @@ def _transformed(m: Maker, given: list[Input], sizes: dict[str, int]) -> list[No
     return [*lines, f"see(out=out, {_seen(names, False)})"]
 
 
+_OPTIMIZER = [
+    "opt.param_groups[0]['lr'] = 0.01", "opt.param_groups[0]['weight_decay'] = 0.1", "opt.state.clear()",
+    "opt.load_state_dict(copy.deepcopy(opt.state_dict()))", "opt.param_groups[0]['params'].pop()",
+]  # fmt: skip
+
+
 def _trained(m: Maker, given: list[Input], sizes: dict[str, int]) -> list[Node]:
     names = [x.name for x in given]
     optimizer = m.rng.choice(
@@ -182,7 +205,7 @@ def _trained(m: Maker, given: list[Input], sizes: dict[str, int]) -> list[Node]:
     lines.append(f"step = T.train_step(m, lambda m, *a: total(m(*a)), opt{clip})")
     for call in range(m.rng.randint(1, 3)):
         if call and m.chance(0.5):
-            lines.append(m.rng.choice(_flips(m, sizes)))
+            lines.append(m.rng.choice([*_flips(m, sizes), *_OPTIMIZER]))
         lines += [x.line(sizes, m.seed()) for x in given]
         lines += [f"torch.manual_seed({m.seed()})", f"out = step({', '.join(names)})"]
         state = "opt=dict(sorted(opt.state_dict()['state'].items()))"

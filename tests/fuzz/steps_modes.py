@@ -7,7 +7,9 @@ from contextlib import nullcontext
 
 import torch
 
+from . import steps_math
 from .maker import Maker, Refused, attempt
+from .text import render
 
 Fill = Callable[[Maker], None]  # takes one step more of any kind
 
@@ -88,20 +90,43 @@ def checkpointed(m: Maker) -> None:
     m.assign(f"checkpoint(lambda z: {body}, {a}, use_reentrant=False)")
 
 
+def checkpoint_block(m: Maker, fill: Fill) -> None:
+    """A function of several steps, which backward runs again: what it writes, if anything, it made itself."""
+    a, body, made = m.float(), f"body{m.count}", f"z{m.count}"
+    with m.block(f"def {body}({made}):", nullcontext()):
+        m.scope[made] = m.value(a) * 1
+        known, outside = list(m.pool), m.pool
+        m.pool = [made, *(n for n in known if m.chance(0.3))]
+        m.take(f"{made} = {made} * 1")
+        for _ in range(m.rng.randint(1, 4)):
+            attempt(m, m.rng.choice([*INSIDE, *INSIDE, custom, stop]))
+        given = m.rng.choice([n for n in m.pool if n not in known])
+        m.pool = outside
+        m.lines.append(f"return {given}")
+    try:
+        exec(render(m.lines[-1:]), m.scope)
+        m.assign(f"checkpoint({body}, {a}, use_reentrant=False)")
+    except NameError as error:
+        raise Refused from error
+
+
 def custom(m: Maker) -> None:
     a = m.float()
-    if m.chance(0.5):
+    choice = m.rng.choice(["Scale", "Gate", "Cube", "Over"])
+    if choice == "Scale":
         m.assign(f"Scale.apply({a}, {m.rng.choice([2.0, 0.5])})")
-    else:
-        b = m.same(a)
-        first, second = m.new(), m.new()
-        m.take(f"{first}, {second} = Gate.apply({a}, {b})", first, second)
+        return
+    first, second = m.new(), m.new()
+    args = a if choice == "Cube" else f"{a}, {m.same(a)}"
+    if choice == "Over":
+        args = f"{m.assign(f'{a} * 1')}, {m.same(a)}"
+    m.take(f"{first}, {second} = {choice}.apply({args})", first, second)
 
 
 def hook(m: Maker) -> None:
     a = m.any(lambda x: x.requires_grad and not x.is_leaf)
-    if a.startswith("x") and m.value(a)._version:
-        raise Refused  # an argument that was written: docs/in_place.md says what its hooks do not see
+    if m.value(a)._is_view() and m.value(a)._version:
+        raise Refused  # eager crashes at the first hook of a view whose base was written
     m.take(
         f"{a}.register_hook({m.rng.choice(['double', 'double', 'lambda g: g if g is None else g + 1', 'note_half'])})"
     )
@@ -128,6 +153,7 @@ def stop(m: Maker) -> None:
     m.assign(f"{a}.detach() * {m.rng.choice(['2', a])}")
 
 
-BLOCKS = {grad_mode: 5, branch: 2, loop: 1, autocast: 0.3}
-STEPS = {sized: 1, item: 0.4, checkpointed: 0.6, custom: 0.8, hook: 0.5, inner_grad: 0.4, new_leaf: 0.3, stop: 1}
+INSIDE = (steps_math.unary, steps_math.binary, steps_math.scalar, steps_math.norm, steps_math.draw)
+BLOCKS = {grad_mode: 5, branch: 2, loop: 1, autocast: 0.3, checkpoint_block: 1}
+STEPS = {sized: 1, item: 0.4, checkpointed: 0.6, custom: 1.5, hook: 0.5, inner_grad: 0.4, new_leaf: 0.3, stop: 1}
 __all__ = ["BLOCKS", "STEPS", "attempt"]

@@ -58,6 +58,7 @@ def test_programs_cover_what_they_should() -> None:
         "no_grad() enable_grad() requires_grad_() register_hook backward( for if else: .detach() copy_( masked_fill_("
         " fill_diagonal_( scatter_( out= as_strided( unbind( split( expand( checkpoint( Scale.apply( Gate.apply("
         " special=True dtype=i64 M(nn.Module) register_buffer m.eval() nn.Parameter .item() keep=True"
+        " body Cube.apply( Over.apply( load_state_dict deepcopy"
     )
     assert not [word for word in wanted.split() if word not in text]
 
@@ -140,6 +141,15 @@ def scenario():
     backward(out)
     see(x=x)
 """
+READS_NO_PRODUCT = """
+def program(x, w):
+    y = F.linear(x, w)
+    return x * 2
+def scenario():
+    f = compiled(program)
+    x, w = t(3, 3, seed=1, dtype=f32), t(3, 3, seed=2)
+    see(out=f(x, w))
+"""
 
 
 @pytest.mark.parametrize(
@@ -151,6 +161,8 @@ def scenario():
         (MULTIPLIES_TWICE, "jit", "merged"),
         (RECOMPUTES, "tile", "written"),
         (RECOMPUTES, "jit", "same"),
+        (READS_NO_PRODUCT, "jit", "beyond"),
+        (READS_NO_PRODUCT.replace("return x * 2", "return y"), "jit", "same"),
     ],
 )
 def test_what_is_no_fault_of_ours(text: str, kind: str, outcome: str) -> None:

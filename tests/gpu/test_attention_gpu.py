@@ -127,3 +127,26 @@ def test_a_diffusion_transformers_attention_trains_as_in_float32():
     tessera.jit(model, strict=True)(x.bfloat16()).float().square().mean().backward()
     for (name, p), want in zip(model.named_parameters(), truth, strict=True):
         assert error(p.grad, want) < 0.05, name
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_of_any_length_trains(mask):
+    """PyTorch's formulas are traced over symbolic sizes: what is found out about them there becomes a guard."""
+
+    def attend(q, k, v, bias=None):
+        return F.scaled_dot_product_attention(q * 1.5, k, v * 2, bias, is_causal=mask == "causal")
+
+    fast = tessera.jit(attend, strict=True, dynamic=True)
+    for tokens in (37, 65, 128):
+        inputs = [torch.randn(B, H, tokens, 64, device="cuda") for _ in range(3)]
+        if mask in ("bool", "float"):
+            bias = torch.randn(tokens, tokens, device="cuda")
+            inputs.append(bias > -1 if mask == "bool" else bias)
+        results = []
+        for fn in (fast, attend):
+            leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]
+            out = fn(*leaves)
+            wrt = [t for t in leaves if t.requires_grad]
+            results.append([out.detach(), *torch.autograd.grad(out.square().sum(), wrt)])
+        for got, want in zip(*results, strict=True):
+            assert error(got, want) < 1e-3

@@ -74,3 +74,29 @@ def test_infinities_in_rows_that_are_shared_out(fn):
     x[3, 99_999] = torch.nan
     fast = tessera.jit(lambda x: fn(x * 2), executors=["tile", "sdpa", "aten"], strict=True)
     torch.testing.assert_close(fast(x), fn(x * 2), equal_nan=True)
+
+
+SINGULAR = {  # functions whose value at a subnormal number is far from the value at zero
+    "rsqrt": lambda x, y: torch.rsqrt(x * 1),
+    "log": lambda x, y: torch.log(x * 1),
+    "log2": lambda x, y: torch.log2(x * 1),
+    "log10": lambda x, y: torch.log10(x * 1),
+    "sqrt": lambda x, y: torch.sqrt(x * 1) * 1e20,
+    "reciprocal": lambda x, y: torch.reciprocal(x * 1) * 1e-20,
+    "div": lambda x, y: (x * 1) / y,
+    "atan2": lambda x, y: torch.atan2(x * 1, y),
+    "pow": lambda x, y: torch.pow(x * 1, -0.5),
+    "pow_tensor": lambda x, y: torch.pow(x * 1, y * 1e38),
+    "fmod": lambda x, y: torch.fmod(x * 1, y) * 1e38,
+    "remainder": lambda x, y: torch.remainder(x * 1, -y) * 1e38,
+    "floor_divide": lambda x, y: torch.floor_divide(x * 1, y),
+}
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+def test_functions_of_subnormal_numbers(name):
+    torch._dynamo.reset()
+    x = torch.tensor([1e-40, 3e-39, 1.2e-38, 1e-30, 0.0, 1.0, 2e-45, float("inf")], device="cuda").repeat(64)
+    y = torch.tensor([2e-40, 1e-39, 7e-39, 3e-31, 1e-40, 2.0, 1e-44, 1.0], device="cuda").repeat(64)
+    got = tessera.jit(SINGULAR[name], executors=["tile", "aten"], strict=True)(x, y)
+    torch.testing.assert_close(got, SINGULAR[name](x, y), rtol=1e-5, atol=1e-6, equal_nan=True)

@@ -67,7 +67,7 @@ def serving(path: Path, *options: str) -> Iterator[Served]:
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    ready.wait(120)
+    ready.wait(600)
     found = next((m for line in log if (m := re.search(r"ready on (http\S+)/v1", line))), None)
     assert found is not None, "\n".join(log)
     served = Served(process, found[1], log)

@@ -15,6 +15,7 @@ from families import FAMILIES, differences, engine_of, expected, model, prompts_
 
 import tessera
 from tessera.serve.engine import Engine
+from tessera.serve.memory import Plan, in_words
 from tessera.serve.sampling import Sampling
 from tessera.serve.scheduler import Refused
 from tessera.tools.llama import Llama, LlamaConfig
@@ -242,6 +243,23 @@ def test_a_step_that_fails_as_it_lands_ends_all_that_is_under_way(monkeypatch: p
     assert served.metrics().reused_tokens == 0 and served.metrics().used_blocks == 0
 
 
+def test_a_device_that_fails_ends_what_ran_and_stays_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever drives the engine then starts another process."""
+    served = engine()
+    launch = served._runner.launch
+
+    def fails(*args: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(served._runner, "launch", fails)
+    (failed,) = served.generate([(3, 4, 5)], GREEDY)
+    assert failed.finish == "error" and "illegal memory access" in str(failed.error) and served.broken
+    monkeypatch.setattr(served._runner, "launch", lambda *args: 1 / 0)
+    assert served.generate([(3, 4, 5)], GREEDY)[0].finish == "error" and served.broken
+    monkeypatch.setattr(served._runner, "launch", launch)
+    assert served.metrics().used_blocks == 0
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     served = engine()
@@ -278,6 +296,30 @@ def test_requests_that_cannot_be_are_refused_at_once() -> None:
         served.submit([1], GREEDY)
     assert refused.value.retry and served.metrics().refused == 2
     assert len([stream.whole() for stream in streams]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("budget", 0), ("budget", 2**30), ("block_size", 0), ("most_running", 0), ("most_waiting", -1), ("longest", 0),
+        ("step_seconds", 0), ("step_seconds", float("nan")), ("speculate", -1), ("device", "tpu"),
+    ],
+)  # fmt: skip
+def test_options_out_of_range_are_named(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"^{name}: expected "):
+        Engine(model("llama"), **{"memory": "1MB", "compiled": False, name: value})  # type: ignore[arg-type]
+
+
+def test_memory_that_runs_out_says_what_took_it() -> None:
+    """At the weights, or at the pools; other errors stay what they are."""
+    with pytest.raises(OptionError, match="memory: CUDA out of memory: while weights"), in_words():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+    some = Plan((0,), (10,), (100,), 5000)
+    told = "weights take 7 bytes, the cache 1,000 of 5,000 offered; .*quantize"
+    with pytest.raises(OptionError, match=told), in_words(some, 7):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried …")
+    with pytest.raises(RuntimeError, match="shapes"), in_words(some, 7):
+        raise RuntimeError("shapes")
 
 
 def test_memory_that_holds_no_sequence_is_refused_with_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -45,5 +46,42 @@ def test_a_full_engine_is_not_asked() -> None:
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         assert told[-1] == {"op": "cancel", "id": 3}
+
+    asyncio.run(play())
+
+
+HANGS = """
+import json, socket, struct, sys, time
+sock = socket.socket(fileno=int(sys.argv[1]))
+def say(**message):
+    body = json.dumps(message).encode()
+    sock.sendall(struct.pack(">I", len(body)) + body)
+say(op="ready", longest=64, room=8)
+while True:
+    say(op="began", id=1, prompt_tokens=1)
+    time.sleep(0.02)
+"""
+
+
+def test_a_step_that_hangs_is_noticed_though_others_still_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads requests goes on: what it says is no sign that steps do."""
+    start = asyncio.create_subprocess_exec
+
+    async def instead(python: str, flag: str, module: str, number: str, **options: object):  # noqa: ANN202
+        return await start(sys.executable, "-c", HANGS, number, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", instead)
+
+    async def play() -> None:
+        remote = Remote({}, stuck=0.5)
+        keeper = asyncio.create_task(remote.run())
+        with pytest.raises(EngineError, match="ended while it worked") as raised:
+            async for message in remote.messages({"op": "submit", "settings": {"n": 1}}):
+                assert message["op"] == "began"
+        assert raised.value.status == 503 and not remote.ready.is_set()
+        await asyncio.wait_for(remote.ready.wait(), 60)  # another process starts
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        assert remote._process is None
 
     asyncio.run(play())

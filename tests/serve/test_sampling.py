@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from tessera.serve import sampling
-from tessera.serve.sampling import Draw, Rows, Sampling, _cut, _scaled, adjust, choose, logprobs, rows_of
+from tessera.serve.sampling import Draw, Rows, Sampling, _barred, _cut, _scaled, adjust, choose, logprobs, rows_of
 from tessera.util.errors import OptionError
 
 VOCABULARY = 24
@@ -77,24 +77,25 @@ def test_draws_follow_the_probabilities(settings: Sampling) -> None:
     assert error < freedom + 4 * (2 * freedom) ** 0.5 + 4
 
 
-def test_a_small_top_k_needs_no_order_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the likeliest tokens are sorted then, and the others are left out as before."""
-    asked = [
-        Sampling(temperature=0.8, top_k=k, top_p=p, min_p=m)
-        for k, p, m in ((3, 0.7, 0.0), (4, 1.0, 0.1), (0, 0.5, 0.0))
-    ]
-    logits = logits_of(3)
-    monkeypatch.setattr(sampling, "FEW", 8)
-    few = rows([draw(s) for s in asked])
-    logits[1] = logits[1].clamp(max=1.0)  # more than 8 are the likeliest
-    widths, sort = [], torch.Tensor.topk
-    monkeypatch.setattr(
-        torch.Tensor, "topk", lambda x, width, **rest: widths.append((len(x), width)) or sort(x, width, **rest)
-    )
-    ours = _scaled(_cut(logits, few), few).softmax(-1)
-    theirs = torch.stack([by_transformers(row, s) for row, s in zip(logits, asked, strict=True)])
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    assert (2, 8) in widths
+def test_few_of_the_likeliest_say_what_all_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where many are equally likely or barred. Rows of which the few say it are not sorted whole."""
+    generator, sorted_whole, told = torch.Generator().manual_seed(0), 0, 0
+    for trial in range(60):
+        logits = torch.randn(8, 100, generator=generator) * (1 + trial % 6)
+        if trial % 3 == 0:
+            logits = logits.round()
+        if trial % 4 == 0:
+            logits[:, 5:].masked_fill_(torch.rand(8, 95, generator=generator) < 0.8, float("-inf"))
+        top_k, top_p, min_p, temperature = torch.rand(4, 8, generator=generator)
+        cuts = (top_k * 40 - 20).clamp(min=0).long(), (2 * top_p).clamp(min=1e-3, max=1.0), (min_p - 0.7).clamp(min=0)
+        asked = Rows(temperature=temperature + 0.1, cuts=cuts)
+        monkeypatch.setattr(sampling, "FEW", 100)
+        whole = _cut(logits, asked)
+        monkeypatch.setattr(sampling, "FEW", 16)
+        assert torch.equal(_cut(logits, asked), whole)
+        certain = _barred(logits, 16, asked.temperature, *cuts)[1]
+        told, sorted_whole = told + int(certain.sum()), sorted_whole + int((~certain).sum())
+    assert min(told, sorted_whole) > 100
 
 
 def test_temperature_0_takes_the_likeliest() -> None:

@@ -46,16 +46,35 @@ def test_running_sequences_first_then_prompts_in_chunks() -> None:
     assert parts(run(s)) == {1: 1, 2: 1, 3: 2}
 
 
-def test_prompts_shrink_when_steps_are_slow() -> None:
-    s = scheduler(budget=40, step_seconds=0.01)
+def test_prompts_get_as_much_of_a_step_as_keeps_the_asked_time() -> None:
+    """A token of a prompt costs a millisecond, then five: steps keep the asked time, from the first one on."""
+    s = scheduler(blocks=1024, budget=320, step_seconds=0.1, longest=4000)
     s.add(answer(1, 1, most=50))
     run(s)
-    s.add(answer(2, 150))
-    first = run(s)
-    for _ in range(3):
-        s.took(1.0, first)
-    assert parts(run(s))[2] < parts(first)[2]
-    assert parts(first) == {1: 1, 2: 39}
+    s.add(answer(2, 2000))
+    seconds = []
+    for cost in [0.001] * 6 + [0.005] * 6:
+        batch = run(s)
+        seconds.append(0.002 + cost * parts(batch)[2])
+        s.took(seconds[-1], batch)
+    assert max(seconds[:6]) <= 0.1 and seconds[5] > 0.08
+    assert seconds[6] > 0.1 and max(seconds[7:]) <= 0.1 and seconds[-1] > 0.08
+
+
+def test_prompts_advance_where_decoding_alone_is_too_slow() -> None:
+    s = scheduler(budget=64, step_seconds=0.01)
+    s.add(answer(1, 1, most=50))
+    run(s)
+    s.add(answer(2, 40))
+    for _ in range(20):
+        batch = run(s)
+        s.took(1.0, batch)
+    assert s.running[1].computed > s.running[1].prompt
+    s.add(answer(3, 100))
+    for _ in range(6):
+        batch = run(s)
+        s.took(0.001, batch)
+    assert parts(batch)[3] > 20
 
 
 def test_priority_goes_before_arrival_but_waiting_makes_up_for_it() -> None:

@@ -107,6 +107,22 @@ def test_a_stream_makes_up_the_answer(client: openai.OpenAI) -> None:
     assert all(len(one.top_logprobs) == 2 for one in streamed)
 
 
+def test_tokens_that_are_parts_of_characters_are_told_apart(client: openai.OpenAI, engine: Engine) -> None:
+    """Their bytes are their own, no two have one name, and offsets are places in the text."""
+    asked = {"model": "tiny", "max_tokens": 40, "temperature": 1, "seed": 3}
+    chat = client.chat.completions.create(**asked, messages=CHAT, logprobs=True, top_logprobs=4).choices[0]
+    told = b"".join(bytes(one.bytes) for one in chat.logprobs.content)
+    assert told.decode(errors="replace") == chat.message.content and "\ufffd" in chat.message.content
+    assert all(len({top.token for top in one.top_logprobs}) == 4 for one in chat.logprobs.content)
+    whole = client.completions.create(**asked, prompt=PROMPT, logprobs=4).choices[0]
+    chunks = client.completions.create(**asked, prompt=PROMPT, logprobs=4, stream=True)
+    logprobs = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
+    assert [o for one in logprobs for o in one.text_offset] == whole.logprobs.text_offset
+    assert all(len(top) == 4 for top in whole.logprobs.top_logprobs)
+    for token, offset in zip(whole.logprobs.tokens, whole.logprobs.text_offset, strict=True):
+        assert token.startswith("bytes:") or whole.text[offset:].startswith(token.strip("\ufffd"))
+
+
 def test_stops_and_bias(client: openai.OpenAI, engine: Engine) -> None:
     (full,) = engine.generate(PROMPT, max_tokens=20, temperature=0)
     stop = full.text[3:5]
@@ -150,8 +166,11 @@ def test_many_clients_at_once(server: Served, engine: Engine) -> None:
         ("/v1/completions", {"prompt": "a", "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens"),
         ("/v1/completions", {"prompt": "\ud800"}, 400, None),
         ("/v1/completions", {"prompt": "a", "stop": "\udc00"}, 400, None),
-        ("/v1/completions", {"prompt": [5, 10**7]}, 400, None),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 600}, 400, None),
+        ("/v1/completions", {"prompt": [5, 10**7]}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 600}, 400, "max_tokens"),
+        ("/v1/completions", {"prompt": [1] * 600}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}}, 400,
+         "stream_options"),
         ("/v1/completions", {"prompt": "a", "timeout": 0.001, "max_tokens": 400}, 408, None),
         ("/v1/completions", [], 400, None),
         ("/v1/completions", {"prompt": "a" * 30000}, 413, None),
@@ -164,7 +183,9 @@ def test_many_clients_at_once(server: Served, engine: Engine) -> None:
          "messages[1].wishes"),
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, 400,
          "messages[0].tool_calls"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "zq" * 400}]}, 400, "messages"),
         ("/detokenize", {"tokens": "no"}, 400, "tokens"),
+        ("/detokenize", {"tokens": [10**7]}, 400, "tokens"),
         ("/detokenize", {"tokens": [1], "wishes": 1}, 400, "wishes"),
         ("/tokenize", {"prompt": 3}, 400, "prompt"),
         ("/v1/nothing", {}, 404, None),
@@ -282,7 +303,9 @@ def test_an_engine_that_is_killed_comes_back_and_sigterm_drains(where: Path) -> 
     [
         (["nowhere"], "config.json"),
         (["{where}", "--port", "{taken}"], "free port"),
+        (["{where}", "--port", "99999"], "free port"),
         (["{where}", "--memory", "1KB"], "memory"),
+        (["{where}", "--budget", "0"], "budget: expected 1 to 1.04858e+06, got 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_start_is_one_line(

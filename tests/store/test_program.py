@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
+import time
 import zlib
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -25,6 +24,7 @@ from tessera.store import program
 from tessera.tools.llama import Cache, Llama, LlamaConfig
 from tessera.tools.models import GPT, GPTConfig
 from tessera.util import disk as cache
+from tests.distributed.launch import start
 
 
 class Norms(nn.Module):
@@ -415,48 +415,36 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert same_bits(out, torch.ones(3).sin())
 
 
-# Two processes meet just before they store: both have compiled then, however fast either is.
-MEET = """
-import os, time
-from pathlib import Path
-from tessera.util import disk as cache
+def compiles(rank: int, folder: str, name: str, meeting: int) -> None:
+    """In a process of its own: train one step, and write down what was stored, loaded and computed. So many processes
+    meet just before they store: all have compiled then, however fast one is."""
+    os.environ["TESSERA_CACHE"] = folder
+    store = cache.store
 
-def meet(kind, key, data, store=cache.store):
-    if kind == "program":
-        place = Path(os.environ["TESSERA_CACHE"]) / "meet"
-        place.mkdir(exist_ok=True)
-        (place / str(os.getpid())).touch()
-        while len(list(place.iterdir())) < 2:
-            time.sleep(0.01)
-    return store(kind, key, data)
+    def meet(kind: str, *args: object) -> object:
+        if kind == "program" and meeting:
+            place = Path(folder, "meet")
+            place.mkdir(exist_ok=True)
+            (place / str(rank)).touch()
+            while len(list(place.iterdir())) < meeting:
+                time.sleep(0.01)
+        return store(kind, *args)
 
-cache.store = meet
-"""
-SCRIPT = """
-import torch, tessera
-from tessera.store.program import COUNTS
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4))
-before = dict(COUNTS)
-loss = tessera.jit(model, strict=True)(torch.ones(3, 8)).sum()
-loss.backward()
-counts = [COUNTS[name] - before[name] for name in ("stored", "loaded")]
-print(*counts, loss.item(), *(p.grad.double().sum().item() for p in model.parameters()))
-"""
+    cache.store = meet
+    model, before = mlp(), dict(program.COUNTS)
+    with tessera.override(program_cache=True):
+        loss = tessera.jit(model, strict=True)(torch.ones(3, 8)).sum()
+        loss.backward()
+    counts = [program.COUNTS[kind] - before[kind] for kind in ("stored", "loaded")]
+    numbers = [loss.item(), *(p.grad.double().sum().item() for p in model.parameters())]
+    Path(folder, f"{name}_{rank}.json").write_text(json.dumps([counts, numbers]))
 
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
     """Both compile the same program and store it at once; a third process finds it."""
-    environment = {**os.environ, "TESSERA_CACHE": str(tmp_path), "TESSERA_PROGRAM_CACHE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", MEET + SCRIPT]
-    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    try:
-        told = [p.communicate(timeout=300)[0].split() for p in running]
-    finally:
-        for p in running:
-            p.kill()  # one that waits for another which failed
-    third = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
-    told.append(third.stdout.split())
-    assert told[0][2:] == told[1][2:] == told[2][2:] and len(told[0]) == 9
-    assert [counts[:2] for counts in told] == [["1", "0"], ["1", "0"], ["0", "1"]]
+    assert start(2, compiles, str(tmp_path), "both", 2) == [0, 0]
+    assert start(1, compiles, str(tmp_path), "later", 0) == [0]
+    told = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("both_0", "both_1", "later_0")]
+    assert told[0][1] == told[1][1] == told[2][1] and len(told[0][1]) == 7
+    assert [counts for counts, _ in told] == [[1, 0], [1, 0], [0, 1]]
     assert len(list(cache.entries("program"))) == 1

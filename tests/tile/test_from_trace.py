@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -20,9 +21,16 @@ from tessera.tile.from_trace.region import Unlowerable, lower
 from tessera.util.names import names
 
 
-def check(fn: Callable, *args: torch.Tensor, dynamic: tuple = (), tol: float | None = None, others: tuple = ()):
+def check(
+    fn: Callable,
+    *args: torch.Tensor,
+    dynamic: tuple = (),
+    along: tuple = (0,),
+    tol: float | None = None,
+    others: tuple = (),
+):
     """Lower the whole of `fn`; `others` are arguments of other sizes for the same symbolic program."""
-    trace = trace_of(fn, *args, dynamic=dynamic)
+    trace = trace_of(fn, *args, dynamic=dynamic, along=along)
     lowered = lower(trace)
     launch = launcher(trace, lowered, lambda tensors, symbols: interp.run(lowered.kernel, tensors, symbols))
     for given in (args, *others):
@@ -379,6 +387,20 @@ def test_symbolic_sizes() -> None:
     check(lambda x: x + torch.arange(x.shape[0])[:, None], rand(4, 8), dynamic=(0,), others=more(8))
     check(lambda x: x * x.shape[0] + x.sum(0) / x.shape[0], rand(4, 8), dynamic=(0,), others=more(8))
     check(lambda x, y: x.t() * y, rand(4, 8), rand(8, 1), dynamic=(0,), others=((rand(7, 8), rand(8, 1)),))
+
+
+def test_reductions_over_several_symbolic_sizes() -> None:
+    """The reduced axis is divided by sizes then, and those are symbols, not axes."""
+    others = ((rand(2, 5, 9, 4),), (rand(4, 3, 3, 11),), (rand(5, 16, 2, 2),))
+    for dims in ((0, 2, 3), (2, 3), (1, 2), (0, 1), (0, 2), (1, 3), (1, 2, 3)):
+        for reduced in (torch.sum, torch.mean, torch.amax):
+            fn = functools.partial(lambda x, of, over: of(x * 2 + 1, over), of=reduced, over=dims)
+            check(fn, rand(3, 8, 6, 7), dynamic=(0,), along=(0, 1, 2, 3), others=others)
+        check(functools.partial(normal, over=dims), rand(3, 8, 6, 7), dynamic=(0,), along=(0, 1, 2, 3), others=others)
+
+
+def normal(x: torch.Tensor, over: tuple[int, ...]) -> torch.Tensor:
+    return (x - x.mean(over, keepdim=True)) * (x.square().mean(over, keepdim=True) + 1).rsqrt()
 
 
 def test_places_counted_from_the_end_of_symbolic_sizes() -> None:

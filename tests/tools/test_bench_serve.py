@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from tessera.machines import machine
 from tessera.tools.bench.serve import figures, table
 from tessera.tools.bench.serve_limit import Model, seconds
 from tessera.tools.bench.serve_load import Result, arrivals, replayed
-from tessera.tools.bench.serve_offline import Place, measure, usual
+from tessera.tools.bench.serve_place import Measured, Place, usual
+from tessera.tools.bench.serve_table import JOBS, compared, known, measured
 from tessera.util.errors import InputError
 
 
@@ -23,12 +26,31 @@ def test_the_usual_lengths_and_their_limit() -> None:
 
 
 @pytest.mark.sweep
-def test_a_tiny_run() -> None:
-    rows = list(measure(["one", "prefix", "fp8", "huggingface"], Place("cpu", True, options={"compiled": False})))
-    assert [(r.job, r.unit) for r in rows] == [("one", "ms")] * 2 + [("prefix", "x")] * 2 + [
-        ("fp8", "tok/s"), ("huggingface", "tok/s"),
-    ]  # fmt: skip
-    assert all(r.value > 0 for r in rows) and table(rows).row_count == 6
+@pytest.mark.parametrize("name", set(JOBS) - {"start"})
+def test_a_tiny_run(name: str) -> None:
+    place = Place("cpu", True, options={"compiled": False})
+    rows = measured([name], place, None, [])
+    assert rows and all(row.job == name and row.value is not None for row in rows), rows
+    assert table(rows).row_count == len(rows)
+
+
+def test_a_job_that_fails_or_takes_too_long_leaves_a_row_and_the_others_stay(tmp_path: Path) -> None:
+    kept = Measured("one", "first token", 1.0, "ms", 30.0, False)
+    late = measured(["qwen"], Place("cpu", True), 0.05, [kept])
+    assert late[0].job == "qwen" and late[0].value is None and late[0].note.startswith("stopped") and late[1] == kept
+    failed = measured(["int4"], Place("nowhere", True), None, late)
+    assert [row.job for row in failed] == ["qwen", "one", "int4"] and "nowhere" in failed[2].note
+    assert failed[2].passed is False and table(failed).row_count == 3
+
+
+def test_figures_of_two_jobs_are_made_anew(tmp_path: Path) -> None:
+    rates = {"qwen": 20_000.0, "huggingface": 5_000.0, "deterministic": 18_000.0}
+    rows = [Measured(job, "throughput", rate, "tok/s") for job, rate in rates.items()]
+    made = {(row.job, row.what): row.value for row in compared(rows)}
+    assert made == {("qwen", "times huggingface"): 4.0, ("deterministic", "price"): pytest.approx(10.0)}
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"rows": [asdict(row) for row in (*rows, *compared(rows))]}))
+    assert known(path) == rows and known(tmp_path / "none") == []
 
 
 def test_arrivals(tmp_path: Path) -> None:

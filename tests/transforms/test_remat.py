@@ -159,6 +159,77 @@ def test_sums_that_forward_writes_anyway_are_saved():
     assert {e.out for e in sums[:2]} <= set(split.saved)
 
 
+def padded(x, w):
+    """Each layer's convolution reads a padded copy, and so does a gradient what was padded."""
+    for _ in range(3):
+        y = F.conv1d(F.pad(x, (2, 0)), w).relu()
+        x = (x + F.conv1d(F.pad(y, (1, 1)), w)).relu()
+    return x
+
+
+def joined(x, w):
+    """The way up of a U-Net, whose convolution reads both halves side by side."""
+    down = F.conv1d(x, w, padding=1).relu()
+    up = F.conv1d(down.sin(), w, padding=1).relu()
+    both = torch.cat([up, down], 1)
+    return F.conv1d(both, torch.cat([w, w], 1), padding=1).relu()
+
+
+def nested(x, w):
+    """What was joined is padded then."""
+    both = torch.cat([F.conv1d(x, w, padding=1).relu(), x * 2], 1)
+    return F.conv1d(F.pad(both, (1, 1)), torch.cat([w, w], 1)).sigmoid()
+
+
+@pytest.mark.parametrize("fn", [padded, joined, nested])
+def test_what_lies_in_a_saved_value_is_read_there(fn, monkeypatch):
+    monkeypatch.setattr("tessera.transforms.remat.LARGE", 1)
+    args = [torch.randn(2, 6, 20).requires_grad_(), torch.randn(6, 6, 3).requires_grad_()]
+    want = fn(*args)
+    ct = torch.randn_like(want)
+    grads = torch.autograd.grad(want, args, ct)
+    plain = [a.detach() for a in args]
+    _, split = split_of(fn, *plain, policy="cheap")
+    verify(split.forward)
+    verify(split.backward)
+    makers = split.forward.makers()
+    outer = [v for v in split.saved if v in makers and makers[v].opname in ("constant_pad_nd", "cat")]
+    assert outer and not {x for v in outer for x in makers[v].inputs()} & set(split.saved) - set(split.forward.inputs)
+    slices = [e for e in split.backward.equations if e.opname == "slice" and e.inputs()[0] in split.backward.inputs]
+    assert len(slices) >= (5 if fn is padded else 1)
+    (got,), mine = run(split, plain, [ct])
+    torch.testing.assert_close(got, want)
+    for a, b in zip(mine, grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("fn", [padded, joined, nested])
+def test_kernels_read_what_lies_in_a_saved_value(fn, monkeypatch):
+    monkeypatch.setattr("tessera.transforms.remat.LARGE", 1)
+    args = [torch.randn(2, 6, 20).requires_grad_(), torch.randn(6, 6, 3).requires_grad_()]
+    want, got = fn(*args), tessera.jit(fn)(*args)
+    torch.testing.assert_close(got, want)
+    ct = torch.randn_like(want)
+    for a, b in zip(torch.autograd.grad(got, args, ct), torch.autograd.grad(want, args, ct), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_what_a_library_reads_or_is_small_is_saved_itself(monkeypatch):
+    def net(x, w):
+        y = F.conv1d(x, w, padding=1).relu()
+        return F.conv1d(F.pad(y, (2, 0)), w), F.conv1d(y, w)
+
+    args = torch.randn(2, 6, 20), torch.randn(6, 6, 3)
+    assert all(not name.startswith("slice") for name in backward_names(padded, *args))  # small
+    monkeypatch.setattr("tessera.transforms.remat.LARGE", 1)
+    assert all(not name.startswith("slice") for name in backward_names(net, *args))
+
+
+def backward_names(fn, *args):
+    _, split = split_of(fn, *args, policy="cheap")
+    return [e.opname for e in split.backward.equations]
+
+
 def test_unknown_policy():
     traced = trace_function(torch.sin, (torch.ones(2),))
     with pytest.raises(OptionError, match="views"):

@@ -37,8 +37,9 @@ def refuse_hidden_writes(gm: torch.fx.GraphModule) -> None:
 
 
 def refuse_inner_leaves(gm: torch.fx.GraphModule) -> None:
-    """No argument may get its history from a leaf that the graph makes (`requires_grad_`): gradients of a compiled
-    program are those of its arguments. Where a result has such a history, Dynamo ends the graph before."""
+    """No argument and no result may get its history from a leaf that the graph makes (`requires_grad_`): gradients of a
+    compiled program are those of its arguments. Where a result is made of such a leaf, Dynamo ends the graph before; of
+    one that was written with it, it knows nothing."""
     nodes = list(gm.graph.nodes)
     behind = {n.args[0] for n in nodes if n.target == "requires_grad_"}
     if not behind:  # nearly always
@@ -52,6 +53,10 @@ def refuse_inner_leaves(gm: torch.fx.GraphModule) -> None:
             written |= {_memory(target)} - {None}
         if written & arguments:
             raise CaptureError(f"{node.name} writes what depends on a leaf of the graph's own to an argument")
+        if node.op == "output":
+            for given in node.all_input_nodes:
+                if _differentiable(given) and (given in behind or _memory(given) in written):
+                    raise CaptureError(f"the result {given.name} has its history from a leaf of the graph's own")
 
 
 def written_arguments(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:

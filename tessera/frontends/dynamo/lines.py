@@ -9,7 +9,7 @@ import os
 import torch
 
 from tessera.frontends.dynamo.frames import OWN_FILE
-from tessera.torch_internals.fake import LOGGER
+from tessera.torch_internals import dynamo, fake
 from tessera.util.files import PACKAGE
 
 QUIET = (torch.__path__[0], PACKAGE)  # how file names of PyTorch's and ours begin
@@ -29,18 +29,22 @@ def calling_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
-class _EagerSaysIt(logging.Filter):
-    """PyTorch logs a whole traceback when the shapes of a call do not fit, before the call fails. What is jitted here
-    then runs eagerly, and eager PyTorch says the same in one line."""
+class _SaidElsewhere(logging.Filter):
+    """Keeps back what PyTorch logs of a call of ours, at length, and what is said elsewhere in fewer words.
+
+    - The shapes of a call do not fit. The call then runs eagerly, and eager PyTorch raises the same in one line.
+    - A graph ends at a line such as `.item()`. `explain` names the line, and what to do about it.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         frame = inspect.currentframe()
         while frame is not None:
-            if frame.f_code.co_filename.startswith(_JIT):
+            if frame.f_code.co_filename.startswith(_COMPILES):
                 return False
             frame = frame.f_back
         return True
 
 
-_JIT = os.path.join(PACKAGE, "just_in_time", "")
-logging.getLogger(LOGGER).addFilter(_EagerSaysIt())
+_COMPILES = tuple(os.path.join(PACKAGE, folder, "") for folder in ("just_in_time", "training"))
+for _name in (fake.LOGGER, *dynamo.BREAK_LOGGERS):
+    logging.getLogger(_name).addFilter(_SaidElsewhere())

@@ -11,7 +11,7 @@ share memory while one of them is written) stands in the program itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +19,7 @@ import torch.utils.checkpoint
 
 from tessera.frontends.captured import aliases, written_unseen
 from tessera.frontends.functional.trace import WATCHED, argument_names, autocast_state, tracing, watching
+from tessera.frontends.requires_grad import requires_grad_known
 from tessera.ir import fake
 from tessera.ir.aliased import Aliased
 from tessera.ir.builder import Builder
@@ -112,8 +113,11 @@ def _record(
 
     inner = Recorder(builder, recorder.keep, recorder.locate)
     inner.base_grad, inner.bodies = recorder.base_grad, recorder.bodies  # so `no_grad` around the call is seen inside
-    watch = watching(builder) if tracing() else nullcontext()
-    with fake.alone(), watch:
+    with ExitStack() as stack:
+        if tracing():
+            stack.enter_context(watching(builder))
+            stack.enter_context(requires_grad_known(builder, operands, grad=recorder.base_grad))
+        stack.enter_context(fake.alone())
         fakes = [fake.fake_of(type_of(x), builder.mode) if isinstance(x, torch.Tensor) else x for x in operands]  # type: ignore[arg-type]
         recorded = record_with(inner, run, fakes, names, close=True)
     if any(v not in recorded.trace.inputs for v, _ in recorded.trace.symbols.values()):

@@ -109,7 +109,8 @@ class _Recorded:
     def __init__(self, function: type, args: tuple) -> None:
         self.function, self.args, self.name = function, args, function.__name__
         self.operands = Operands(args)
-        self.first = trace_function(self.forward, args, name=self.name, close=True)
+        with torch.no_grad():  # as eager runs it
+            self.first = trace_function(self.forward, args, name=self.name, close=True)
         self.slots = self.operands.slots(self.first)
         outputs = self.first.trace.outputs
         places = pytree.tree_unflatten(list(range(len(outputs))), self.first.out_spec)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +82,14 @@ def trace_function(
     name: str = "",
     close: bool = False,
     differentiated: Collection[int] = (),
+    moved: Collection[int] = (),
 ) -> Traced:
     """Trace `fn(*args, **kwargs)`.
 
     `types[i]` replaces the type of the i-th flat argument (one example of a batch). With `close`, every tensor
     closed over becomes an input and the trace has no constants: what a sub-trace must be. `differentiated` are the flat
-    arguments that a transform differentiates by: what is made of them says that it requires gradients.
+    arguments that a transform differentiates by: what is made of them says that it requires gradients. `moved` are the
+    ones that forward mode gives tangents.
     """
     leaves, in_spec = pytree.tree_flatten((args, kwargs or {}))
     places = tuple(i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor))
@@ -107,13 +109,15 @@ def trace_function(
             return fn(*inner_args, **inner_kwargs)
 
     autocast = autocast_state()
-    # A no_grad around the call says nothing about the function: only one inside it is part of the program.
-    with fake.alone(), torch.enable_grad():
+    # Of a function that is differentiated, a no_grad around the call says nothing.
+    grad = bool(differentiated) or torch.is_grad_enabled()
+    with fake.alone(), torch.set_grad_enabled(grad):
         fakes = [fake.fake_of((types or {}).get(i) or _type(leaves[i], i), mode) for i in places]
         try:
-            flags = [i in differentiated or leaves[i] for i in places]
-            told = requires_grad_known(builder, flags) if differentiated else nullcontext()
-            with watching(builder), told:
+            # torch.func hides every argument of what it differentiates backwards; forwards, those with tangents.
+            hidden = places if differentiated else {*moved, *(types or ())}
+            flags = [i in differentiated or (leaves[i] if i not in hidden else False) for i in places]
+            with watching(builder), requires_grad_known(builder, flags, bool(differentiated or moved)):
                 recorded = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error

@@ -4,6 +4,7 @@ from tessera.ops.factors import (  # noqa: F401
     attention,
     creation,
     experts,
+    images,
     indexing,
     losses,
     norms,

@@ -21,6 +21,11 @@ def filled(eqn: Equation) -> Factors:
     return Factors((), _made(eqn), sized=(0,), cheap=True)
 
 
+@rule("scalar_tensor")
+def number(eqn: Equation) -> Factors:
+    return Factors((), _made(eqn), cheap=True)
+
+
 @rule("new_zeros new_ones new_full new_empty")
 def like(eqn: Equation) -> Factors:
     """The operand lends its dtype and device alone."""
@@ -31,16 +36,16 @@ def like(eqn: Equation) -> Factors:
     )
 
 
-@apart("new_zeros new_ones")
+@apart("new_zeros new_ones new_full")
 def from_nothing(eqn: Equation) -> object:
     """As `like`, without the operand, which may lie anywhere."""
-    x, size = eqn.args[:2]
+    x, size, *value = eqn.args
     assert isinstance(x, Value)
-    if any(value is not None for name, value in eqn.kwargs.items() if name not in ("dtype", "device")):
+    if any(said not in (None, False) for name, said in eqn.kwargs.items() if name not in ("dtype", "device")):
         return None
     dtype, device = eqn.kwargs.get("dtype") or x.dtype, eqn.kwargs.get("device") or x.tensor.device
-    make = aten.zeros if eqn.opname == "new_zeros" else aten.ones
-    return make(size, dtype=dtype, device=device)
+    make = {"new_zeros": aten.zeros, "new_ones": aten.ones, "new_full": aten.full}[eqn.opname]
+    return make(size, *value, dtype=dtype, device=device)
 
 
 def _names(dims: Dims) -> frozenset[str]:

@@ -36,54 +36,81 @@ def l1_loss(eqn: Equation) -> object:
     return _reduced(aten.abs(aten.sub(x, y)), reduction)
 
 
-def _counted(target: Value, ignored: int, x: Value) -> tuple[Value, Value]:
-    """Targets that may be looked up, and one for each that counts."""
+def _counted(target: Value, ignored: int, x: Value, weight: Value | None) -> tuple[Value, Value]:
+    """Targets that may be looked up, and how much each counts."""
     counts = aten.ne(target, ignored)
-    return aten.where(counts, target, aten.zeros_like(target)), cast(counts, x.dtype)
+    safe, counts = aten.where(counts, target, aten.zeros_like(target)), cast(counts, x.dtype)
+    if weight is not None:
+        counts = aten.mul(counts, aten.squeeze(aten.embedding(aten.unsqueeze(weight, 1), safe), [-1]))
+    return safe, counts
 
 
-def _in_classes(v: Value, x: Value) -> Value:
-    """One number for each row, as a column."""
-    return aten.unsqueeze(v, 1)
+def _mean_or(reduction: int, each: Value, total: Value) -> Value:
+    """Losses as asked for; a mean is over what counts."""
+    return each if reduction == 0 else aten.sum(each) if reduction == SUM else aten.div(aten.sum(each), total)
 
 
-@apart("nll_loss_forward nll_loss")
+# Classes are the second dimension; behind it there may be more, places of an image or a sequence.
+
+
+@apart("nll_loss_forward nll_loss nll_loss2d_forward nll_loss2d nll_loss_nd")
 def nll_loss(eqn: Equation) -> object:
     x, target, weight, reduction, ignored = eqn.bound()[0]
-    if x.ndim != 2:
+    if x.ndim < 2:
         return None
-    safe, counts = _counted(target, ignored, x)
-    if weight is not None:
-        counts = aten.mul(counts, aten.index_select(weight, 0, safe))
-    picked = aten.squeeze(aten.gather(x, 1, _in_classes(safe, x)), [1])
-    each = aten.neg(aten.mul(picked, counts))
-    if reduction == 0:
-        return [each, aten.new_zeros(x, [])] if eqn.many else each
-    total = aten.sum(counts)
-    loss = aten.sum(each) if reduction == SUM else aten.div(aten.sum(each), total)
+    safe, counts = _counted(target, ignored, x, weight)
+    picked = aten.squeeze(aten.gather(x, 1, aten.unsqueeze(safe, 1)), [1])
+    total = aten.sum(counts) if reduction else aten.new_zeros(x, [])
+    loss = _mean_or(reduction, aten.neg(aten.mul(picked, counts)), total)
     return [loss, total] if eqn.many else loss
 
 
-@apart("nll_loss_backward")
+@apart("nll_loss_backward nll_loss2d_backward")
 def nll_loss_backward(eqn: Equation) -> object:
     ct, x, target, weight, reduction, ignored, total = eqn.bound()[0]
-    if x.ndim != 2:
+    if x.ndim < 2:
         return None
-    safe, counts = _counted(target, ignored, x)
-    if weight is not None:
-        counts = aten.mul(counts, aten.index_select(weight, 0, safe))
+    safe, counts = _counted(target, ignored, x, weight)
     scale = aten.div(ct, total) if reduction == MEAN else ct
     each = aten.neg(aten.mul(counts, scale))
     classes = aten.arange(x.shape[1], dtype=target.dtype, device=x.tensor.device)
-    chosen = aten.eq(_in_classes(safe, x), classes)
-    return aten.mul(cast(chosen, x.dtype), _in_classes(each, x))
+    chosen = aten.eq(aten.unsqueeze(safe, 1), _over_classes(classes, x))
+    return aten.mul(cast(chosen, x.dtype), aten.unsqueeze(each, 1))
+
+
+def _over_classes(v: Value, x: Value) -> Value:
+    """A vector over classes, so that it broadcasts against x."""
+    return v if x.ndim == 2 else aten.view(v, [v.shape[0], *[1] * (x.ndim - 2)])
 
 
 @apart("cross_entropy_loss")
 def cross_entropy(eqn: Equation) -> object:
     x, target, weight, reduction, ignored, smoothing = eqn.bound()[0]
-    if x.ndim != 2 or smoothing or target.tensor.is_float:
+    if x.ndim < 2:
         return None
     logs = aten._log_softmax(x, 1, False)
-    loss, _ = aten.nll_loss_forward(logs, target, weight, reduction, ignored)
-    return loss
+    shares = None if weight is None else _over_classes(weight, x)
+    if target.tensor.is_float:
+        return _of_shares(logs, target, shares, reduction, smoothing)
+    safe, counts = _counted(target, ignored, x, weight)
+    picked = aten.squeeze(aten.gather(logs, 1, aten.unsqueeze(safe, 1)), [1])
+    each, total = aten.neg(aten.mul(picked, counts)), aten.sum(counts)
+    if not smoothing:
+        return _mean_or(reduction, each, total)
+    every = aten.neg(aten.sum(logs if shares is None else aten.mul(logs, shares), [1]))
+    every = aten.mul(every, cast(aten.ne(target, ignored), x.dtype))
+    parts = (aten.mul(each, 1 - smoothing), aten.mul(every, smoothing / x.shape[1]))
+    return _mean_or(reduction, aten.add(*parts), total)
+
+
+def _of_shares(logs: Value, target: Value, shares: Value | None, reduction: int, smoothing: float) -> object:
+    """Targets say how much each class has; a mean is over rows and places."""
+    if logs.tensor.is_symbolic or logs.tensor.numel() == 0:
+        return None
+    if smoothing:
+        target = aten.add(aten.mul(target, 1 - smoothing), smoothing / logs.shape[1])
+    each = aten.mul(logs, target)
+    each = aten.neg(each if shares is None else aten.mul(each, shares))
+    if reduction == MEAN:
+        return aten.div(aten.sum(each), logs.tensor.numel() // logs.shape[1])
+    return aten.sum(each, [1] if reduction == 0 else None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
-from tessera.ops.factors.rule import Factors, apart, in_words, rule, tensors
+from tessera.ops.factors.rule import Cut, Factors, Local, apart, in_words, rule, tensors
 from tessera.ops.families import product
 
 
@@ -40,17 +40,43 @@ def layer_norm_backward(eqn: Equation) -> Factors | None:
     return in_words(eqn, f"{', '.join(left)} -> {', '.join(there)}", sums=lead, linear=((0,),))
 
 
-@rule("native_group_norm")
+@rule("group_norm")
 def group_norm(eqn: Equation) -> Factors | None:
     x, *params = tensors(eqn)
-    rest = " ".join(f"s{i}!" for i in range(x.ndim - 2))
-    left = ", ".join([f"b c! {rest}", *["c!"] * len(params)])
-    return _counts_batch(eqn, in_words(eqn, f"{left} -> b c! {rest}, b g!, b g!"))
+    rows = _images(x)
+    return in_words(eqn, f"{', '.join([rows, *['c!'] * len(params)])} -> {rows}")
 
 
-def _counts_batch(eqn: Equation, rule_: Factors | None) -> Factors | None:
-    """Its arguments name the size of the batch, which is then not cut."""
-    return None if rule_ is None else Factors(rule_.operands, rule_.results, whole=rule_.whole | {"b"})
+@rule("native_group_norm")
+def native_group_norm(eqn: Equation) -> Factors | None:
+    x, *params = tensors(eqn)
+    rows = _images(x)
+    left = ", ".join([rows, *["c!"] * len(params)])
+    return in_words(eqn, f"{left} -> {rows}, b g!, b g!", local=_rows_named(3))
+
+
+@rule("native_group_norm_backward")
+def native_group_norm_backward(eqn: Equation) -> Factors | None:
+    ct, _, _, _, *weight = tensors(eqn)
+    rows = _images(ct)
+    left = ", ".join([rows, rows, "b g!", "b g!", *["c!"] * len(weight)])
+    there = [text if v is not None else "" for text, v in zip([rows, "c!", "c!"], eqn.outputs, strict=True)]
+    return in_words(eqn, f"{left} -> {', '.join(there)}", sums="b", linear=((0,),), local=_rows_named(5))
+
+
+def _images(x: Value) -> str:
+    return " ".join(["b", "c!", *(f"s{i}!" for i in range(x.ndim - 2))])
+
+
+def _rows_named(at: int) -> Local:
+    """The argument there is the number of rows, of which a rank has some."""
+
+    def here(eqn: Equation, cut: Cut) -> object:
+        args = list(eqn.bound()[0])
+        args[at] = tensors(eqn)[0].shape[0]
+        return getattr(aten, eqn.opname)(*args)
+
+    return here
 
 
 # --- batch norms ----------------------------------------------------------------------------------

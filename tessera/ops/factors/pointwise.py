@@ -71,5 +71,6 @@ rule(
     _to_copy to clone alias detach lift_fresh lift_fresh_copy contiguous copy zeros_like ones_like full_like empty_like
     gelu_backward threshold_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward elu_backward
     leaky_relu_backward hardswish_backward hardsigmoid_backward softplus_backward mish_backward hardtanh masked_fill
+    where.ScalarOther where.ScalarSelf where.Scalar
     """
 )(broadcast)

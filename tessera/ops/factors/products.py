@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import Size, size_key
-from tessera.ops.factors.rule import Factors, factors, in_words, rule, tensors
+from tessera.ops.factors.rule import Cut, Factors, factors, in_words, rule, tensors
 
 EACH = ((0,), (1,))
 
@@ -83,13 +84,13 @@ def _kernel(rank: int) -> str:
     return " ".join(f"k{i}!" for i in range(rank))
 
 
-@rule("convolution conv1d conv2d.default conv3d.default")
+@rule("convolution conv1d conv2d.default conv3d.default conv_transpose1d conv_transpose2d.input conv_transpose3d.input")
 def convolution(eqn: Equation) -> Factors | None:
     positional, keyword = eqn.bound()
     x, w = tensors(eqn)[:2]
     n = w.ndim - 2
     groups = positional[8] if eqn.opname == "convolution" else positional[6]
-    transposed = eqn.opname == "convolution" and positional[6]
+    transposed = positional[6] if eqn.opname == "convolution" else "transpose" in eqn.opname
     if groups != 1 or x.ndim != n + 2:
         text = f"b c! {_spatial(n)}, f! g! {_kernel(n)}"
         text, bias, out = text, "f!", f"b f! {_out(n)}"
@@ -114,12 +115,13 @@ def convolution_backward(eqn: Equation) -> Factors | None:
     weight = f"{rows} {columns} {_kernel(n)}"
     left = f"b f{whole} {_out(n)}, b c{whole} {_spatial(n)}, {weight}"
     right = [f"b c{whole} {_spatial(n)}", weight, f"f{whole}"]
-    results = [v for v in eqn.outputs]
-    rule_ = _three(eqn, left, right, results)
-    return rule_
+    there = [text if v is not None else "" for text, v in zip(right, eqn.outputs, strict=True)]
+    words = f"{left} -> {', '.join(there)}"  # gradients that are not asked for are not there
+    return in_words(eqn, words, sums="b f c", linear=((0,),), local=_bias_of_part)
 
 
-def _three(eqn: Equation, left: str, right: list[str], results: list) -> Factors | None:
-    """Gradients that are not asked for are not there."""
-    there = [text if v is not None else "" for text, v in zip(right, results, strict=True)]
-    return in_words(eqn, f"{left} -> {', '.join(there)}", sums="b f c", linear=((0,),))
+def _bias_of_part(eqn: Equation, cut: Cut) -> object:
+    """An argument names the size of the bias: as many as a rank has channels of the result."""
+    args = list(eqn.bound()[0])
+    args[3] = None if args[3] is None else [args[0].shape[1]]
+    return aten.convolution_backward(*args)

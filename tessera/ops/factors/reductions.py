@@ -102,14 +102,14 @@ def log_softmax_backward(eqn: Equation) -> object:
     return cast(aten.sub(ct, aten.mul(aten.exp(y), aten.sum(ct, [dim], True))), dtype)  # type: ignore[arg-type]
 
 
-@apart("linalg_vector_norm")
+@apart("linalg_vector_norm norm.Scalar norm.ScalarOpt_dim")
 def vector_norm(eqn: Equation) -> object:
-    positional, keyword = eqn.bound()
-    x, order, dims, keep = positional
-    if order != 2 or not x.tensor.is_float:
+    given = arguments(eqn)
+    x, order = tensors(eqn)[0], given.get("ord", given.get("p"))
+    if order not in (2, None) or not x.tensor.is_float:
         return None
-    x = cast(x, keyword.get("dtype") or x.dtype)
-    return aten.sqrt(aten.sum(aten.mul(x, x), dims_of(dims, x.ndim), keep))
+    x = cast(x, given.get("dtype") or x.dtype)
+    return aten.sqrt(aten.sum(aten.mul(x, x), *_arguments(eqn)))
 
 
 @apart("_foreach_norm.Scalar")

@@ -133,7 +133,7 @@ class _Trial:
         """The results; None where the operator does not take such tensors."""
         try:
             return self.call(given)
-        except (RuntimeError, IndexError, ValueError, TypeError):
+        except Exception:  # operators written in Python raise what they like
             return None
 
     def call(self, given: Sequence[Tensor]) -> list[Tensor | None] | None:
@@ -150,7 +150,7 @@ class _Trial:
             ran = [self.call([x.to("meta") for x in chunk]) for chunk in given]
         except NotImplementedError:  # no rule for types, or one that looks at data
             return True
-        except (RuntimeError, IndexError, ValueError, TypeError):
+        except Exception:  # operators written in Python raise what they like
             return False
         assert self.whole is not None
         return all(

@@ -15,7 +15,7 @@ from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
-from tessera.ir.types import SYMBOLIC
+from tessera.ir.types import SYMBOLIC, number_text
 from tessera.passes.memory.alias import escaping, roots, shown
 
 
@@ -88,7 +88,7 @@ def key_of(a: Arg) -> object:
     if isinstance(a, dict):
         return tuple((k, key_of(v)) for k, v in a.items())
     if isinstance(a, SYMBOLIC):
-        return ("symbolic", str(a.node.expr))
+        return ("symbolic", number_text(a))
     if isinstance(a, (float, complex)):
         return (type(a), repr(a))  # -0.0 is not 0.0, nan is nan
     if isinstance(a, slice):

@@ -296,4 +296,5 @@ def _refusal(error: Exception) -> Response:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    return JSONResponse(error_body(f"{request.method} {request.url.path}: there is no such endpoint", status), status)
+    body = error_body(f"{request.method} {request.url.path}: there is no such endpoint", status)
+    return JSONResponse(body, status, getattr(error, "headers", None))

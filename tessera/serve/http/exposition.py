@@ -27,6 +27,12 @@ COUNTERS = {
     "spec_decode_num_accepted_tokens": ("accepted", "Tokens that were guessed rightly"),
     "requests_refused": ("refused", "Requests that cannot fit, or for which the queue had no room"),
     "engine_steps": ("steps", "Steps that the engine computed"),
+    "device_idle_seconds": (
+        "device_idle",
+        "Time between steps in which the device did nothing and somebody waited",
+    ),
+    "engine_step_limit_seconds": ("step_limit", "The least time that the machine needs for the steps computed"),
+    "host_idle_seconds": ("host_idle", "Time for which the host waited for the device"),
 }
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("first_token", "From a request's arrival to its first token"),

@@ -62,9 +62,10 @@ def listen(address: Address) -> socket.socket:
     try:
         sock.bind((address.host, address.port))
         sock.listen(2048)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         sock.close()
-        raise InputError(f"{address.host}:{address.port}: expected a free port: {error.strerror}") from None
+        told = getattr(error, "strerror", None) or error
+        raise InputError(f"{address.host}:{address.port}: expected a free port: {told}") from None
     return sock
 
 

@@ -20,6 +20,7 @@ from tessera.serve.http.wire import Message, pack, read
 from tessera.util.log import log
 
 BEHIND = 4096  # messages that may wait for a reader
+STEPS = ("ready", "beat", "piece")  # what the thread says that computes steps; others go on when it hangs
 BACKOFF = 1.0, 30.0  # seconds before an engine is started again, and at most
 
 
@@ -86,7 +87,8 @@ class Remote:
         watch = asyncio.create_task(self._watch())
         try:
             while (message := await read(reader)) is not None:
-                self._heard = time.monotonic()
+                if message["op"] in STEPS:
+                    self._heard = time.monotonic()
                 self._take(message)
         finally:
             watch.cancel()

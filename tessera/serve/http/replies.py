@@ -5,6 +5,7 @@ In: pieces of the engine. Out: JSON. A `Reply` knows the kind (`completion` or `
 
 from __future__ import annotations
 
+import codecs
 import json
 import secrets
 import time
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tessera.serve.http.wire import Message
+from tessera.serve.text import BROKEN
 
 FINISH = {"stop": "stop", "length": "length"}  # other ends are errors
 DONE = b"data: [DONE]\n\n"
@@ -35,7 +37,15 @@ class Choice:
     text: str = ""
     logprobs: list[Message] = field(default_factory=list)
     finish: str | None = None
-    offset: int = 0  # characters of the answer before the next piece
+    offset: int = 0  # characters of the answer before the next token whose log-probability is told
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+
+    def place(self, token: bytes) -> int:
+        """Where in the text the next token begins, perhaps within a character."""
+        before, waits = self.offset, bool(self.decoder.getstate()[0])
+        text = self.decoder.decode(token)
+        self.offset += len(text)
+        return before + (waits and text.startswith(BROKEN))  # what waited turns out to be no character
 
 
 class Reply:
@@ -55,19 +65,16 @@ class Reply:
         kind = "text_completion" if not self.chats else f"chat.completion{'.chunk' if streamed else ''}"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _logprobs(self, likely: Sequence[Message], offset: int) -> Message | None:
+    def _logprobs(self, likely: Sequence[Message], choice: Choice) -> Message | None:
         if not self.wants_logprobs:
             return None
         if self.chats:
             return {"content": [_chat_logprob(one) for one in likely], "refusal": None}
-        offsets, at = [], offset
-        for one in likely:
-            offsets.append(at)
-            at += len(str(one["token"]))
+        offsets = [choice.place(bytes(one["bytes"])) for one in likely]  # type: ignore[arg-type]
         return {
-            "tokens": [one["token"] for one in likely],
+            "tokens": [_spelt(one["bytes"]) for one in likely],
             "token_logprobs": [one["logprob"] for one in likely],
-            "top_logprobs": [dict(one["top"]) for one in likely],  # type: ignore[call-overload]
+            "top_logprobs": [{_spelt(t): v for t, v in one["top"]} for one in likely],  # type: ignore[union-attr]
             "text_offset": offsets,
         }
 
@@ -91,7 +98,7 @@ class Reply:
     def _choice(self, index: int, choice: Choice) -> Message:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         body: Message = {"message": message} if self.chats else {"text": choice.text}
-        logprobs = self._logprobs(choice.logprobs, 0)
+        logprobs = self._logprobs(choice.logprobs, choice)
         return {"index": index, **body, "logprobs": logprobs, "finish_reason": choice.finish}
 
     # --- in pieces ---
@@ -115,8 +122,7 @@ class Reply:
         delta = {"content": piece["text"]} if piece["text"] or not finish else {}
         body: Message = {"delta": delta} if self.chats else {"text": piece["text"]}
         likely: Sequence[Message] = piece["logprobs"]  # type: ignore[assignment]
-        logprobs = self._logprobs(likely, choice.offset) if likely else None
-        choice.offset += len(str(piece["text"]))
+        logprobs = self._logprobs(likely, choice) if likely else None
         return self._chunk(index, body, logprobs, finish, usage)
 
     def _chunk(self, index: int, body: Message, logprobs: Message | None, finish: str | None, usage: bool) -> bytes:
@@ -127,8 +133,17 @@ class Reply:
         return (event({**self._head(True), "choices": [], "usage": self.usage}) if usage else b"") + DONE
 
 
+def _spelt(token: object) -> str:
+    """A token's bytes as text; where they are no text, in OpenAI's spelling of bytes."""
+    data = bytes(token)  # type: ignore[call-overload]
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
 def _chat_logprob(one: Message) -> Message:
     def spelt(token: object, value: object) -> Message:
-        return {"token": token, "logprob": value, "bytes": list(str(token).encode())}
+        return {"token": _spelt(token), "logprob": value, "bytes": token}
 
-    return {**spelt(one["token"], one["logprob"]), "top_logprobs": [spelt(t, v) for t, v in one["top"]]}  # type: ignore[union-attr]
+    return {**spelt(one["bytes"], one["logprob"]), "top_logprobs": [spelt(t, v) for t, v in one["top"]]}  # type: ignore[union-attr]

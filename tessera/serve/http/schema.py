@@ -66,7 +66,7 @@ def _number(low: float, high: float, whole: bool = False) -> Callable[[object], 
         kind = int if whole else (int, float)
         return isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high  # NaN is neither
 
-    right.__doc__ = f"{'an integer' if whole else 'a number'} from {low:g} to {high:g}"
+    right.__doc__ = f"an integer from {low} to {high}" if whole else f"a number from {low:g} to {high:g}"
     return right
 
 
@@ -162,7 +162,9 @@ class Reader:
         """The rest of the body; nothing may be left that is not known."""
         stream = bool(self.take("stream", _flag))
         options = self.take(
-            "stream_options", lambda v: isinstance(v, Mapping) and v.keys() <= _STREAMED, str(_STREAMED)
+            "stream_options",
+            lambda v: isinstance(v, Mapping) and v.keys() <= set(_STREAMED) and all(map(_flag, v.values())),
+            f"true or false for {' and '.join(_STREAMED)}",
         )
         if options is not None and not stream:
             raise BadRequest("stream_options: expected only with stream", "stream_options")
@@ -186,7 +188,7 @@ class Reader:
         return served
 
 
-_STREAMED = {"include_usage", "include_obfuscation"}
+_STREAMED = ("include_usage", "include_obfuscation")
 
 
 def _token(value: object) -> bool:

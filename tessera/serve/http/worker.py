@@ -26,11 +26,13 @@ from tessera.serve.runner import Logprob
 from tessera.serve.sampling import Sampling
 from tessera.serve.scheduler import Refused
 from tessera.serve.stream import Stream
+from tessera.serve.text import token_bytes
 from tessera.util.errors import TesseraError
 
 PRIMITIVES = "256"  # products of one shape that oneDNN keeps ready, 17 kB each: steps come in thousands of sizes
 BEAT = 1.0  # seconds between two reports of the engine's counts
 FIELDS = {field.name: field.name for field in dataclasses.fields(Sampling)} | {"stop_tokens": "stop_token_ids"}
+FIELDS |= {name: name for name in ("prompt", "messages")}
 _TUPLES = ("stop", "stop_tokens", "allowed", "choices")
 
 
@@ -69,8 +71,7 @@ class Worker:
             text = str(error) if isinstance(error, TesseraError) else f"{type(error).__name__}: {error}"
             retry = isinstance(error, Refused) and error.retry
             told: Message = {"error": text, "retry": retry, "fault": not known}
-            field = text.partition(":")[0]
-            told["param"] = "response_format" if isinstance(error, GuideError) else FIELDS.get(field)
+            told["param"] = "response_format" if isinstance(error, GuideError) else _field(text, message)
             self.send({"op": "refused", "id": message["id"], **told})
 
     def _submit(self, message: Message) -> None:
@@ -151,8 +152,20 @@ class Worker:
         }  # fmt: skip
 
     def _spelt(self, logprob: Logprob) -> Message:
-        top = [[self._text([token]), value] for token, value in logprob.top]
-        return {"token": self._text([logprob.token]), "logprob": logprob.value, "top": top}
+        top = [[list(self._bytes(token)), value] for token, value in logprob.top]
+        return {"bytes": list(self._bytes(logprob.token)), "logprob": logprob.value, "top": top}
+
+    def _bytes(self, token: int) -> bytes:
+        written = getattr(self.engine.tokenizer, "convert_ids_to_tokens", lambda token: None)(token)
+        return token_bytes(self._text([token]), written)
+
+
+def _field(text: str, message: Message) -> str | None:
+    """The field at fault, as the request calls it."""
+    field = FIELDS.get(text.partition(":")[0])
+    if field == "prompt":
+        return "tokens" if message["op"] == "detokenize" else "messages" if message.get("messages") else "prompt"
+    return field
 
 
 def main() -> int:

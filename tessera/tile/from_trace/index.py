@@ -55,6 +55,7 @@ def _converted(size: torch.SymInt | Formula, stride: bool = False) -> Index:
     return _convert(size.node.expr, stride)
 
 
+@functools.lru_cache(maxsize=1 << 14)  # a symbolic size is asked for at each of its uses
 def _convert(e: sympy.Expr, stride: bool = False) -> Index:
     if e.is_Integer:
         return Index.of(int(e))

@@ -276,11 +276,15 @@ class _Lowering:
         place = self.place.get(source)
         if place is None or not self.rows:
             return False
-        return frozenset().union(*(place[d].names() for d in dims)) & frozenset(self.rows) != frozenset()
+        return bool(self._axes_along(place, dims) & frozenset(self.rows))
+
+    def _axes_along(self, place: Indices, dims: list[int]) -> frozenset[str]:
+        """The axes that run along these dimensions; a symbolic size that an axis is divided by is none."""
+        return frozenset().union(*(place[d].names() for d in dims)) & {a.name for a in self.axes}
 
     def _over_rows(self, source: Value, dims: list[int], at: Indices, place: Indices) -> tuple[_Lowering, Indices]:
         rows = frozenset(self.rows)
-        used = frozenset().union(*(place[d].names() for d in dims))
+        used = self._axes_along(place, dims)
         many = product([sizes_of(source.shape)[d] for d in dims])
         if used != rows or many != product([a.size for a in self.axes if not a.reduce]):
             raise Unlowerable(f"{source.name} is summed over some of the rows only")
@@ -297,7 +301,7 @@ class _Lowering:
     def _check_reduced(self, source: Value, dims: list[int], place: Indices) -> None:
         """These dimensions, and no others, run over all of the reduced axis."""
         reduced = frozenset(self.reduced)
-        used = frozenset().union(*(place[d].names() for d in dims)) if dims else frozenset()
+        used = self._axes_along(place, dims)
         many = product([sizes_of(source.shape)[d] for d in dims])
         all_of_it = product([a.size for a in self.axes if a.reduce])
         if used - reduced or (used and many != all_of_it) or (not used and many != ONE):

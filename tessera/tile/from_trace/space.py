@@ -111,10 +111,11 @@ def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | N
 def _sums_over_rows(space: Space, calls: dict[Value, Call], big: Sequence[Call]) -> set[Value]:
     """What is computed from sums over all rows, where others reduce along the rows; nothing else may need it."""
     rows, sums = space.row_names(), set()
+    axes = {d.name for d in space.dims}  # a symbolic size that one is divided by is none
     for v, call in calls.items():
         if any(c.eqn is call.eqn for c in big):
             at = space.at.get(call.first, ())
-            used = frozenset().union(*(i.names() for d, i in enumerate(at) if d in _dims(call)))
+            used = frozenset().union(*(i.names() for d, i in enumerate(at) if d in _dims(call))) & axes
             if used & rows:
                 if used != rows or not rule_of(call.eqn.op).over_rows:  # type: ignore[union-attr]
                     raise Unlowerable(f"{v.name} reduces other dimensions than the rest of the region, and is no sum")

@@ -36,7 +36,6 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], int, Callable[[int], list[Shap
     "relu": (lambda x, w: F.linear(x, w).relu(), 1, lambda n: [(n, n), (n, n)]),
 }
 BULK = ("bulk", True)
-FLAT = ("flatten", True)
 
 
 def candidates(products: int) -> list[Schedule]:

@@ -1,99 +1,87 @@
 """`tessera bench serve`: how fast requests are answered.
 
-With a folder, a server is started over it; with `--url`, one that runs is asked, whoever made it; with `--offline`, the
-engine is measured alone. Goodput counts requests whose first token and whose tokens came in the asked time.
+With a folder, a server is started over it; with `--url`, one that runs is asked, whoever made it; with `--table`, all
+figures are measured that serving is held to, on models with random weights. Goodput counts requests whose first token
+and whose tokens came in the asked time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-import subprocess
-import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
 from tessera.tools.bench.report import Outcome
 from tessera.tools.bench.serve_load import Result, arrivals, drive, percentile, replayed, served_model
-from tessera.tools.bench.serve_offline import JOBS, Measured, Place, measure
-from tessera.tools.command import chosen_device
-from tessera.util.errors import InputError, OptionError
+from tessera.tools.bench.serve_outside import started
+from tessera.tools.bench.serve_place import Measured, Place, Say
+from tessera.tools.bench.serve_table import JOBS, compared, known, measured
+from tessera.tools.command import above, chosen_device
+from tessera.util.errors import OptionError
 
 SECTIONS = JOBS
-Say = Callable[[str], None]
 
 
 def arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("serve")
     group.add_argument("folder", nargs="?", help="a model to serve and measure")
     group.add_argument("--url", help="a server that runs, such as http://localhost:8000")
-    group.add_argument("--offline", action="store_true", help="the engine alone, on models with random weights")
+    group.add_argument("--table", action="store_true", help="all figures, on models with random weights; with --json "
+                       "PATH those that are not measured again are kept from there")  # fmt: skip
     group.add_argument("--key", default="", help="a key to ask with")
-    group.add_argument("--requests", type=int, default=100, help="how many (100)")
-    group.add_argument("--rate", type=float, default=0.0, help="requests a second (0: all at once)")
+    group.add_argument("--requests", type=above(0), default=100, help="how many (100)")
+    group.add_argument("--rate", type=above(-1e-9), default=0.0, help="requests a second (0: all at once)")
     group.add_argument("--bursty", action="store_true", help="the same rate, eight at a time")
-    group.add_argument("--input-tokens", type=int, default=512, help="of a prompt (512)")
-    group.add_argument("--output-tokens", type=int, default=128, help="of an answer (128)")
-    group.add_argument("--spread", type=float, default=0.0, help="lengths differ by up to this share (0)")
-    group.add_argument("--shared-prefix", type=int, default=0, help="tokens with which all prompts begin (0)")
-    group.add_argument("--vocabulary", type=int, default=1000, help="prompts are of tokens below this (1000)")
+    group.add_argument("--input-tokens", type=above(0), default=512, help="of a prompt (512)")
+    group.add_argument("--output-tokens", type=above(0), default=128, help="of an answer (128)")
+    group.add_argument("--spread", type=above(-1e-9), default=0.0, help="lengths differ by up to this share (0)")
+    group.add_argument("--shared-prefix", type=above(-1), default=0, help="tokens with which all prompts begin (0)")
+    group.add_argument("--vocabulary", type=above(1), default=1000, help="prompts are of tokens below this (1000)")
     group.add_argument("--replay", type=Path, help="a file of arrivals, in place of all that: JSON, one a line")
-    group.add_argument("--slo-first", type=float, default=0.2, help="goodput: seconds to the first token (0.2)")
-    group.add_argument("--slo-between", type=float, default=0.03, help="goodput: seconds between tokens (0.03)")
+    group.add_argument("--slo-first", type=above(0.0), default=0.2, help="goodput: seconds to the first token (0.2)")
+    group.add_argument("--slo-between", type=above(0.0), default=0.03, help="goodput: seconds between tokens (0.03)")
     group.add_argument("--serve-options", default="", help="options for `tessera serve FOLDER`, as one text")
 
 
 def outcome(args: Namespace, say: Say) -> Outcome:
-    if args.offline:
-        device = chosen_device(args)
-        rows = list(measure(args.only, Place(device, args.tiny, say)))
-        note = f"random weights in {'float32, tiny,' if args.tiny else 'bfloat16'} on {device}, one run each"
+    if args.table:
+        rows, note = whole_table(args, say)
     else:
         rows, note = online(args, say)
-    return Outcome(note, table(rows), [asdict(row) for row in rows], any(row.passed is False for row in rows))
+    shown = [*rows, *compared(rows)]
+    listed: list[dict[str, object]] = [{**asdict(row), "passed": row.passed} for row in shown]
+    return Outcome(note, table(shown), listed, any(row.passed is False for row in shown))
+
+
+def whole_table(args: Namespace, say: Say) -> tuple[list[Measured], str]:
+    device = chosen_device(args)
+    options: dict[str, object] = {"compiled": False} if "--no-compile" in args.serve_options.split() else {}
+    before = known(Path(args.json)) if args.json and args.json != "-" else []
+    rows = measured(args.only, Place(device, args.tiny, say, options), args.deadline, before)
+    return rows, f"random weights in {'float32, tiny,' if args.tiny else 'bfloat16'} on {device}, one run each"
 
 
 def online(args: Namespace, say: Say) -> tuple[list[Measured], str]:
     """Through HTTP."""
     if (args.url is None) == (args.folder is None):
-        raise OptionError("expected a folder, --url or --offline")
+        raise OptionError("expected a folder, --url or --table")
     lengths = args.input_tokens, args.output_tokens
     requests = replayed(args.replay, args.vocabulary) if args.replay else arrivals(
         args.requests, args.rate, lengths, args.shared_prefix, args.bursty, args.spread, args.vocabulary
     )  # fmt: skip
-    with contextlib.nullcontext(args.url) if args.url else started(args, say) as url:
+    options = [*(["--device", args.device] if args.device else []), *args.serve_options.split()]
+    with contextlib.nullcontext(args.url) if args.url else started(args.folder, options, say) as url:
         model = served_model(url, args.key)
         say("warming up")
         asyncio.run(drive(url, model, args.key, arrivals(2, 0, (8, 4), vocabulary=args.vocabulary, seed=9)))
         say(f"{len(requests)} requests")
         results, took = asyncio.run(drive(url, model, args.key, requests))
     return figures(results, took, args.slo_first, args.slo_between), f"{model} at {url}, {len(requests)} requests"
-
-
-@contextlib.contextmanager
-def started(args: Namespace, say: Say) -> Iterator[str]:
-    """A server over the folder, for as long as it is measured."""
-    say("starting a server")
-    command = [sys.executable, "-m", "tessera.tools.cli", "serve", args.folder, "--port", "0", "--no-access-log"]
-    device = ["--device", args.device] if args.device else []
-    process = subprocess.Popen([*command, *device, *args.serve_options.split()], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if match := re.search(r"ready on (http\S+)/v1", line):
-                yield match[1]
-                return
-        raise InputError(f"{args.folder}: the server did not start: {''.join(said)[-500:]}")
-    finally:
-        process.terminate()
-        process.communicate()
 
 
 def figures(results: list[Result], took: float, first: float, between: float) -> list[Measured]:
@@ -117,9 +105,12 @@ def table(rows: list[Measured]) -> Table:
     shown = Table("job", "what", "measured", "asked", "limit", "of limit", "")
     for row in rows:
         asked = "" if row.bound is None else f"{'≥' if row.at_least else '≤'} {row.bound:,.4g}"
-        share = "" if row.limit is None else f"{(row.value / row.limit if row.at_least else row.limit / row.value):.2f}"
-        limit = "" if row.limit is None else f"{row.limit:,.4g}"
+        share = limit = value = ""
+        if row.value is not None:
+            value = f"{row.value:,.4g} {row.unit}"
+        if row.value and row.limit is not None:
+            limit = f"{row.limit:,.4g}"
+            share = f"{(row.value / row.limit if row.at_least else row.limit / row.value):.2f}"
         mark = {None: "", True: "met", False: "missed"}[row.passed]
-        value = f"{row.value:,.4g} {row.unit}"
-        shown.add_row(row.job, row.what, value, asked, limit, share, " ".join(filter(None, (mark, row.note))))
+        shown.add_row(row.job, row.what, value, asked, limit, share, escape(" ".join(filter(None, (mark, row.note)))))
     return shown

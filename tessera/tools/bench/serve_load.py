@@ -7,14 +7,16 @@ that speaks OpenAI's completions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from statistics import quantiles
+from types import ModuleType
 
 from tessera.util.errors import InputError, OptionError
 
@@ -79,48 +81,81 @@ def replayed(path: Path, vocabulary: int = 10_000) -> list[Arrival]:
     return arrivals
 
 
-async def drive(url: str, model: str, key: str, requests: list[Arrival]) -> tuple[list[Result], float]:
-    """Send every request at its time; what came of each, and how long all of them took."""
-    httpx = _httpx()
-    limits = httpx.Limits(max_connections=None)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits, headers=headers) as client:
+async def drive(
+    url: str, model: str, key: str, requests: list[Arrival], client: str = "httpx"
+) -> tuple[list[Result], float]:
+    """Send every request at its time; what came of each, and how long all of them took. `client`: httpx, which any
+    server is asked by, or the client of openai."""
+    async with _asking(url, key) if client == "httpx" else _asking_as_openai(url, key) as events:
         start = time.perf_counter()
 
         async def ask(arrival: Arrival) -> Result:
             await asyncio.sleep(max(0.0, start + arrival.at - time.perf_counter()))
-            return await _one(client, model, arrival)
+            return await _one(events, model, arrival)
 
         results = await asyncio.gather(*(ask(arrival) for arrival in requests))
         return list(results), time.perf_counter() - start
 
 
-async def _one(client, model: str, arrival: Arrival) -> Result:  # noqa: ANN001
+Events = Callable[[dict], AsyncIterator[dict]]  # the body of a request -> its events
+
+
+@contextlib.asynccontextmanager
+async def _asking(url: str, key: str) -> AsyncIterator[Events]:
+    httpx = _needed("httpx")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    limits = httpx.Limits(max_connections=None)
+
+    async def events(body: dict) -> AsyncIterator[dict]:
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                yield {"status": answer.status_code, "error": (await answer.aread()).decode()[:200]}
+                return
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    yield json.loads(line[6:])
+
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits, headers=headers) as client:
+        yield events
+
+
+@contextlib.asynccontextmanager
+async def _asking_as_openai(url: str, key: str) -> AsyncIterator[Events]:
+    openai = _needed("openai")
+
+    async def events(body: dict) -> AsyncIterator[dict]:
+        more = {"extra_body": {"ignore_eos": body.pop("ignore_eos")}}
+        try:
+            async for chunk in await client.completions.create(**body, **more):
+                yield chunk.model_dump()
+        except openai.APIStatusError as error:
+            yield {"status": error.status_code, "error": str(error)[:200]}
+        except openai.APIError as error:  # within a stream
+            yield {"status": 500, "error": str(error)[:200]}
+
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key or "none", max_retries=0, timeout=600) as client:
+        yield events
+
+
+async def _one(events: Events, model: str, arrival: Arrival) -> Result:
     body = {
         "model": model, "prompt": arrival.prompt, "max_tokens": arrival.out, "temperature": 0, "ignore_eos": True,
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    result, start = Result(), time.perf_counter()
+    result, start = Result(200), time.perf_counter()
     last: float | None = None
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        result.status = answer.status_code
-        if result.status != 200:
-            result.error = (await answer.aread()).decode()[:200]
-            return result
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            now, news = time.perf_counter(), json.loads(line[6:])
-            if "error" in news:
-                result.status, result.error = 500, str(news["error"])[:200]
-            elif news["choices"]:
-                if last is None:
-                    result.first = now - start
-                else:
-                    result.between.append(now - last)
-                last = now
-            if news.get("usage"):
-                result.tokens = news["usage"]["completion_tokens"]
+    async for news in events(body):
+        now = time.perf_counter()
+        if "error" in news:
+            result.status, result.error = news.get("status", 500), str(news["error"])[:200]
+        elif news["choices"]:
+            if last is None:
+                result.first = now - start
+            else:
+                result.between.append(now - last)
+            last = now
+        if news.get("usage"):
+            result.tokens = news["usage"]["completion_tokens"]
     result.whole = time.perf_counter() - start
     return result
 
@@ -128,17 +163,21 @@ async def _one(client, model: str, arrival: Arrival) -> Result:  # noqa: ANN001
 def served_model(url: str, key: str) -> str:
     """The name of the first model that a server has."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    answer = _httpx().get(f"{url}/v1/models", headers=headers, timeout=60)
+    httpx = _needed("httpx")
+    try:
+        answer = httpx.get(f"{url}/v1/models", headers=headers, timeout=60)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise InputError(f"{url}: expected a server that answers: {error}") from None
     if answer.status_code != 200:
         raise InputError(f"{url}/v1/models: expected 200, got {answer.status_code}: {answer.text[:200]}")
     return answer.json()["data"][0]["id"]
 
 
-def _httpx():  # noqa: ANN202
+def _needed(package: str) -> ModuleType:
     try:
-        return importlib.import_module("httpx")
+        return importlib.import_module(package)
     except ModuleNotFoundError:
-        raise OptionError("expected the package httpx, which is not installed: pip install httpx") from None
+        raise OptionError(f"expected the package {package}, which is not installed: pip install {package}") from None
 
 
 def percentile(values: list[float], share: int) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tessera.ir.builder import Builder
 from tessera.ir.call import in_place
-from tessera.ir.equation import Equation, Source, Value, map_values
+from tessera.ir.equation import Equation, Value, map_values
 from tessera.ir.mesh import Mesh
 from tessera.ir.mode import mode_of
 from tessera.ir.placement import PLAIN, Placement, chunk
@@ -26,6 +26,7 @@ from tessera.ir.schema import draws, is_view
 from tessera.ir.signature import lasting
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type
+from tessera.ops.factors.arithmetic import arithmetic
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import Factors, apart_of, tensors, uncut
 from tessera.ops.factors.tried import tried
@@ -34,18 +35,9 @@ from tessera.transforms.shard.choose import RING, Choice, Question, choose
 from tessera.transforms.shard.instead import back_again
 from tessera.transforms.shard.local import local
 from tessera.transforms.shard.makers import Makers
-from tessera.transforms.shard.paths import path
+from tessera.transforms.shard.notes import Note, noted
 from tessera.transforms.shard.values import HEAVY, Values, local_type, placement_of
 from tessera.util.errors import InputError, RuleError
-
-
-@dataclass(frozen=True)
-class Note:
-    """An equation for which whole values were gathered, since no sharding rule allows what is split."""
-
-    operator: str
-    source: Source
-    bytes: float
 
 
 @dataclass(frozen=True)
@@ -176,13 +168,11 @@ class _Partitioner:
         if not eqn.results() or (numbers and (rule is None or rule.local is None)):
             self.as_it_is(eqn)
             return
-        if (rule is None or self.forbids(eqn, rule)) and self.apart(eqn):
+        if (rule is None or self.forbids(eqn, rule)) and self.apart(eqn, rule is None):
             return
         if rule is None and any(not self.place(v).is_whole for v in tensors(eqn)):
             rule = tried(eqn)
-        if rule is None or self.forbids(eqn, rule):
-            self.note(eqn)
-        self.cut(eqn, rule or uncut(eqn))
+        self.cut(eqn, rule or uncut(eqn), rule is None or self.forbids(eqn, rule))
 
     def rule(self, eqn: Equation) -> Factors | None:
         number = lasting(eqn)
@@ -209,13 +199,6 @@ class _Partitioner:
         fits = any(not rule.shares(f) or chunk(rule.sizes[f], ranks) * ranks == rule.sizes[f] for f in rule.instead)
         return fits or (self.ways.get(axis) == RING and bool(rule.around))
 
-    def note(self, eqn: Equation) -> None:
-        moved = sum(
-            step.sent(v.dtype.itemsize) for v in tensors(eqn) for step in path(self.place(v), self.values.whole(v))
-        )
-        if moved:
-            self.notes.append(Note(str(eqn.op), eqn.source, moved))
-
     def as_it_is(self, eqn: Equation) -> None:
         """Numbers, checks, effects: every rank does the same on whole values."""
 
@@ -233,16 +216,18 @@ class _Partitioner:
     def whole_type(self, v: Value) -> Type:
         return v.type.placed(self.values.whole(v)) if isinstance(v.type, TensorType) else v.type
 
-    def apart(self, eqn: Equation) -> bool:
-        """Take an equation apart and go on with what it is made of. False where nothing is declared, or where all its
-        operands are whole anyway."""
-        declared = apart_of(eqn)
-        if declared is None or all(self.place(v).is_whole for v in tensors(eqn)):
+    def apart(self, eqn: Equation, ruleless: bool) -> bool:
+        """Take an equation apart and go on with what it is made of: as declared, or one without a rule into
+        arithmetic. False where neither is known, or where all its operands are whole anyway."""
+        if all(self.place(v).is_whole for v in tensors(eqn)):
             return False
+        declared = apart_of(eqn)
         builder = Builder("apart", self.builder.mode)
         builder.reserve(self.trace.values())
         with builder, builder.at(eqn):
-            parts = declared(eqn)
+            parts = None if declared is None else declared(eqn)
+            if parts is None and ruleless:
+                parts = arithmetic(eqn, builder)
         if parts is None:
             return False
         results: list[Value | None] = list(parts) if isinstance(parts, (list, tuple)) else [parts]  # type: ignore[list-item]
@@ -261,13 +246,15 @@ class _Partitioner:
                 self.makers.of[outer] = self.makers.of[v]
         return True
 
-    def cut(self, eqn: Equation, rule: Factors) -> None:
+    def cut(self, eqn: Equation, rule: Factors, forbidden: bool) -> None:
         operands, outputs = tensors(eqn), eqn.outputs
         results = [v if dims is not None else None for v, dims in zip(outputs, rule.results, strict=True)]
         for v in operands:
             if (home := self.home(v)) is not None:
                 self.held[v] = [self.values.bring(v, home)]
         choice = self.choice(eqn, rule, operands, results)
+        if forbidden:
+            self.notes += noted(self.values, eqn, choice)
         drawn = draws(eqn.op, eqn.args, eqn.kwargs)
         back = back_again(eqn, rule, choice, self.place) if rule.instead else {}
         for v, here in zip(outputs, local(self.values, eqn, rule, choice), strict=True):

@@ -52,7 +52,7 @@ FLOAT = {
     "floordiv": "_floor_divide({0}, {1})",
     "truncdiv": "libdevice.trunc(tl.div_rn({0}, {1}))",
     "mod": "_remainder({0}, {1})",
-    "fmod": "libdevice.fmod({0}, {1})",
+    "fmod": "_fmod({0}, {1})",
     "abs": "tl.abs({0})",
     "sign": "_sign({0})",
     "fmax": "tl.maximum({0}, {1})",
@@ -66,7 +66,7 @@ FLOAT = {
     "log10": "libdevice.log10({0})",
     "log1p": "libdevice.log1p({0})",
     "sqrt": "tl.sqrt_rn({0})",
-    "rsqrt": "tl.rsqrt({0})",
+    "rsqrt": "_rsqrt({0})",
     "reciprocal": "tl.div_rn(1.0, {0})",
     "sigmoid": "tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))",
     "tanh": "libdevice.tanh({0})",
@@ -78,10 +78,10 @@ FLOAT = {
     "asin": "libdevice.asin({0})",
     "acos": "libdevice.acos({0})",
     "atan": "libdevice.atan({0})",
-    "atan2": "libdevice.atan2({0}, {1})",
+    "atan2": "_atan2({0}, {1})",
     "sinh": "libdevice.sinh({0})",
     "cosh": "libdevice.cosh({0})",
-    "pow": "libdevice.pow({0}, {1})",
+    "pow": "_pow({0}, {1})",
     "floor": "tl.floor({0})",
     "ceil": "tl.ceil({0})",
     "trunc": "libdevice.trunc({0})",
@@ -96,6 +96,9 @@ DOUBLE = {
     "div": "{0} / {1}",
     "truncdiv": "libdevice.trunc({0} / {1})",
     "sqrt": "tl.sqrt({0})",
+    "rsqrt": "tl.rsqrt({0})",
+    "atan2": "libdevice.atan2({0}, {1})",
+    "pow": "libdevice.pow({0}, {1})",
     "reciprocal": "1.0 / {0}",
     "sigmoid": "1.0 / (1.0 + libdevice.exp(-{0}))",
 }
@@ -275,16 +278,39 @@ def _tanh(x):
 def _sign(x):
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 """,
+    # The library of f32 takes subnormal numbers for zeros. Where that changes a result by more than their size, they
+    # are scaled first.
+    "_rsqrt": """
+def _rsqrt(x):
+    small = x < 1.1754944e-38
+    return tl.rsqrt(tl.where(small, x * 16777216.0, x)) * tl.where(small, 4096.0, 1.0)
+""",
+    "_atan2": """
+def _atan2(y, x):
+    scale = tl.where((tl.abs(x) < 1e-30) & (tl.abs(y) < 1e-30), 16777216.0, 1.0)
+    return libdevice.atan2(y * scale, x * scale)
+""",
+    "_pow": """
+def _pow(x, y):
+    small = (tl.abs(x) < 1.1754944e-38) & (x != 0)
+    power = libdevice.pow(tl.where(small, x * 16777216.0, x), y)
+    return tl.where(small, power * libdevice.exp2(-24.0 * y), power)
+""",
+    "_fmod": """
+def _fmod(a, b):
+    scale = tl.where((tl.abs(b) < 1e-30) & (tl.abs(a) < 1e30), 16777216.0, 1.0)
+    return libdevice.fmod(a * scale, b * scale) / scale
+""",
     "_remainder": '''
 def _remainder(a, b):
     """a mod b with the sign of b."""
-    r = libdevice.fmod(a, b)
+    r = _fmod(a, b)
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 ''',
     "_floor_divide": '''
 def _floor_divide(a, b):
     """The floor of a / b, without the error that rounding a / b first would bring."""
-    r = libdevice.fmod(a, b)
+    r = _fmod(a, b)
     q = (a - r) / b
     q = tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
     f = tl.floor(q)
@@ -322,5 +348,8 @@ def _power_int(a, b):
 
 def helpers(body: str) -> str:
     """The helpers that a kernel's text calls, each compiled by Triton, one after another."""
-    used = [name for name in HELPERS if re.search(rf"\b{name}\b", body)]
+    used: list[str] = []
+    for name in reversed(HELPERS):  # a helper calls those before it alone
+        if re.search(rf"\b{name}\b", "\n".join([body, *(HELPERS[caller] for caller in used)])):
+            used.insert(0, name)
     return "".join(f"\n\n@triton.jit{HELPERS[name]}" for name in used)
