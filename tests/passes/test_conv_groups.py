@@ -21,7 +21,9 @@ WHOLE = {
     "narrow": lambda: nn.Conv2d(16, 16, 3, groups=4),
     "many": lambda: nn.Conv2d(256, 256, 3, groups=16),
     "depthwise": lambda: nn.Conv2d(32, 32, 3, groups=32),
-    "1 x 1": lambda: nn.Conv2d(32, 32, 1, groups=2),
+    "1 x 1, strided": lambda: nn.Conv2d(32, 32, 1, stride=2, groups=2),
+    "1 x 1, padded": lambda: nn.Conv2d(32, 32, 1, padding=1, groups=2),
+    "1 x 1, depthwise": lambda: nn.Conv2d(32, 32, 1, groups=32),
     "transposed": lambda: nn.ConvTranspose2d(32, 32, 3, groups=2),
 }
 
@@ -47,6 +49,20 @@ def test_without_gradients(name: str) -> None:
     torch.testing.assert_close(got, want)
     assert got.stride() == want.stride()
     assert convolutions(fast) == (layer.groups if name in SPLIT else 1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("bias", [False, True])
+def test_single_pixels_are_one_product(batch: int, bias: bool) -> None:
+    net = nn.Sequential(nn.Conv2d(24, 12, 1, groups=4, bias=bias), nn.ReLU(), nn.Conv2d(12, 30, 1, groups=6, bias=bias))
+    x = torch.randn(batch, 24, 5, 7)
+    fast = tessera.jit(net, executors=["tile", "aten"], strict=True)
+    with torch.no_grad():
+        got, want = fast(x), net(x)
+    torch.testing.assert_close(got, want)
+    assert got.stride() == want.stride()
+    names = [eqn.opname for eqn in tessera.stages(fast)[-1].trace.equations]
+    assert names.count("bmm") == 2 and not convolutions(fast)
 
 
 def test_channels_side_by_side() -> None:

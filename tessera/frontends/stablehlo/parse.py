@@ -232,7 +232,8 @@ def _calls(block: Block) -> set[str]:
         for key in ("callee", "decomposition"):
             if isinstance(name := operation.attributes.get(key), str):
                 called.add(name)
-        called.update(n for n in operation.attributes.get("called_computations") or () if isinstance(n, str))
+        if isinstance(names := operation.attributes.get("called_computations"), list):
+            called.update(name for name in names if isinstance(name, str))
         for region in operation.regions:
             called |= _calls(region)
     return called

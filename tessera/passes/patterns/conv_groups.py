@@ -1,9 +1,10 @@
-"""Convolutions of a few wide groups as one convolution for each group.
+"""Convolutions of several groups, where the library knows none: one convolution for each group, or one batched product.
 
-In: a trace without gradients. Out: the same program, where such a convolution is the `cat` of convolutions over slices
-of its image, its weight and its bias. The Arm Compute Library, which PyTorch convolves with on Arm, knows no groups but
-depthwise ones: others run as a product for each, over a copy of the image as columns. What one group reads and gives
-is what it was; only the order of sums is the library's own.
+In: a trace without gradients. Out: the same program, where a convolution of a few wide groups is the `cat` of
+convolutions over slices of its image, its weight and its bias, and one of single pixels is a product of matrices for
+each group, all in one call. The Arm Compute Library, which PyTorch convolves with on Arm, knows no groups but depthwise
+ones: others run as a product for each, over a copy of the image as columns, and what they give is copied together. What
+one group reads and gives is what it was; only the order of sums is the library's own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value
 from tessera.ir.rewrite import replace_each
 from tessera.ir.trace import Trace
+from tessera.ir.types import row_major
 from tessera.util.names import names
 
 CONVOLUTIONS = names("convolution conv2d")
@@ -22,7 +24,8 @@ NARROWEST = 16  # channels of a group, in and out
 
 
 def conv_groups(trace: Trace) -> Trace:
-    """One convolution for each group, where a library runs those faster."""
+    """One convolution for each group, or one product of all groups, where a library runs those faster."""
+    trace = replace_each(trace, lambda eqn: eqn.opname in CONVOLUTIONS and _is_product(eqn), _product)
     return replace_each(trace, lambda eqn: eqn.opname in CONVOLUTIONS and _gains(eqn), _apart)
 
 
@@ -31,18 +34,47 @@ def without_groups() -> bool:
     return torch.backends.mkldnn.is_acl_available()
 
 
-def _gains(eqn: Equation) -> bool:
-    """1 x 1 convolutions of several groups are products as they are."""
+def _groups(eqn: Equation) -> int:
+    """How many groups a convolution of known sizes has that the library does not know; 1 for any other."""
     if not without_groups() or eqn.out.tensor.device.type != "cpu" or eqn.out.dtype != torch.float32:
-        return False
+        return 1
     (x, weight, *rest), _ = eqn.bound()
     assert isinstance(x, Value) and isinstance(weight, Value)
-    groups = rest[-1]
-    if x.ndim != 4 or x.tensor.is_symbolic or weight.tensor.is_symbolic or not isinstance(groups, int):
-        return False
-    wide = min(weight.shape[1], weight.shape[0] // groups) >= NARROWEST  # type: ignore[operator]
     transposed = eqn.opname == "convolution" and rest[4]
-    return 1 < groups <= MOST and wide and tuple(weight.shape[2:]) != (1, 1) and not transposed
+    known = x.ndim == 4 and not x.tensor.is_symbolic and not weight.tensor.is_symbolic
+    return rest[-1] if known and not transposed and isinstance(rest[-1], int) else 1
+
+
+def _gains(eqn: Equation) -> bool:
+    """1 x 1 convolutions of several groups are products as they are."""
+    weight, groups = eqn.inputs()[1], _groups(eqn)
+    wide = min(weight.shape[1], weight.shape[0] // groups) >= NARROWEST  # type: ignore[operator]
+    return 1 < groups <= MOST and wide and tuple(weight.shape[2:]) != (1, 1)
+
+
+def _is_product(eqn: Equation) -> bool:
+    """Over single pixels, each of them, in an image that lies channel by channel: nothing has to be copied."""
+    (x, weight, _, stride, padding, *_), _ = eqn.bound()
+    assert isinstance(x, Value) and isinstance(weight, Value)
+    if _groups(eqn) == 1 or tuple(weight.shape[2:]) != (1, 1) or weight.shape[1] == 1:  # depthwise ones it knows
+        return False
+    plain = all(n == 1 for n in stride) and not isinstance(padding, str) and not any(padding)  # type: ignore[union-attr,arg-type]
+    return plain and all(row_major(v.shape, v.tensor.stride) for v in (x, weight))
+
+
+def _product(eqn: Equation) -> Value:
+    """[batch * groups, out, in] times [batch * groups, in, pixels]."""
+    (x, weight, bias, *_, groups), _ = eqn.bound()
+    assert isinstance(x, Value) and isinstance(weight, Value) and isinstance(groups, int)
+    batch, channels, height, width = map(int, x.shape)
+    given, read = int(weight.shape[0]) // groups, channels // groups
+    matrices = aten.view(weight, [groups, given, read])
+    if batch > 1:
+        spread = aten.expand(aten.unsqueeze(matrices, 0), [batch, groups, given, read])
+        matrices = aten.reshape(spread, [batch * groups, given, read])
+    out = aten.bmm(matrices, aten.view(x, [batch * groups, read, height * width]))
+    out = aten.view(out, [batch, groups * given, height, width])
+    return aten.add(out, aten.view(bias, [1, -1, 1, 1])) if isinstance(bias, Value) else out
 
 
 def _apart(eqn: Equation) -> Value:

@@ -43,7 +43,29 @@ def chain(length: int) -> str:
     return "\n".join([start, *parts])
 
 
+def custom(target: str, attributes: str, body: str = "%0 = stablehlo.add %a, %b : tensor<f32>", sizes: int = 5) -> str:
+    """A call that JAX writes for open sizes, and a function `r` that it may call."""
+    operands = ", ".join(["%x", "%z"] + ["%w"] * sizes)
+    types = ", ".join(["tensor<4xf32>", "tensor<f32>"] + ["tensor<2xi32>"] * sizes)
+    return f"""func.func @r(%a: tensor<f32>, %b: tensor<f32>) -> tensor<f32> {{ {body} return %0 : tensor<f32> }}
+      func.func public @main(%x: tensor<4xf32>) -> tensor<?xf32> {{
+        %z = stablehlo.constant dense<0.0> : tensor<f32>
+        %w = stablehlo.constant dense<2147483647> : tensor<2xi32>
+        %0 = stablehlo.custom_call @{target}({operands}) {{{attributes}}} : ({types}) -> tensor<?xf32>
+        return %0 : tensor<?xf32> }}"""
+
+
+WINDOW, TOP = "stablehlo.dynamic_reduce_window", "ApproxTopK"
+ITSELF = f"%0 = stablehlo.custom_call @{WINDOW}(%a) {{called_computations = [@r]}} : (tensor<f32>) -> tensor<f32>"
 HOSTILE = {
+    "a window over more than there is": custom(WINDOW, "called_computations = [@r]"),
+    "a window of too few sizes": custom(WINDOW, "called_computations = [@r]", sizes=1),
+    "a window whose body is nowhere": custom(WINDOW, "called_computations = [@s]"),
+    "a window without a body": custom(WINDOW, ""),
+    "a window whose body holds it": custom(WINDOW, "called_computations = [@r]", ITSELF),
+    "the largest by a number": custom(TOP, "mhlo.backend_config = 3 : i32"),
+    "the largest of no dimension": custom(TOP, "mhlo.backend_config = {top_k = 2 : i64}"),
+    "fewer than none": custom(TOP, "mhlo.backend_config = {top_k = -2 : i64, reduction_dim = 0 : i64}"),
     "nothing": "",
     "no function": "module {}",
     "bytes that are no text": b"\xff\xfe\x00\x01" * 20,

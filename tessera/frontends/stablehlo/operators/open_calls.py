@@ -18,6 +18,7 @@ from tessera.frontends.stablehlo.operators.random import rng_bit_generator
 from tessera.frontends.stablehlo.operators.windows import reduce_window
 from tessera.frontends.stablehlo.registry import NoMeaningError, Site, custom_call
 from tessera.frontends.stablehlo.values import Value, integers, tensor_of
+from tessera.util.errors import InputError
 
 
 def _like(site: Site, attributes: Mapping[str, object], regions: Sequence[Block] = ()) -> Site:
@@ -34,6 +35,9 @@ def _body(site: Site) -> Block:
 
 @custom_call("stablehlo.dynamic_reduce_window")
 def dynamic_reduce_window(site: Site, *operands: Value) -> list[Value]:
+    if len(operands) < 7 or len(operands) % 2 == 0:
+        line = site.operation.line
+        raise InputError(f"dynamic_reduce_window at {line}: expected images, initial values and 5 vectors of sizes")
     sizes = [integers(x, "a window") for x in operands[-5:]]
     names = ("window_dimensions", "window_strides", "base_dilations", "window_dilations")
     pairs = list(zip(sizes[4][::2], sizes[4][1::2], strict=True))
@@ -58,6 +62,9 @@ def dynamic_rng_bit_generator(site: Site, state: Value, shape: Value) -> list[Va
 def approximate_top_k(site: Site, x: Value, _: Value, *rest: Value) -> list[Value]:
     """The exact ones are among the answers that it allows."""
     how = site["mhlo.backend_config"]
+    if not isinstance(how, dict) or "reduction_dim" not in how or not ("top_k" in how or len(rest) > 2):
+        line = site.operation.line
+        raise InputError(f"ApproxTopK at {line}: expected reduction_dim and how many are the largest, got {how!r:.80}")
     if not how.get("aggregate_to_topk", True):
         raise NoMeaningError(
             f"ApproxTopK at {site.operation.line}: candidates that are not aggregated have no meaning here"
