@@ -14,7 +14,8 @@ from torch import Tensor
 from tessera.ir.types import Size
 from tessera.ops.families import per_element
 from tessera.ops.op import declare
-from tessera.ops.uniform import BITS, COST, block, check_seed
+from tessera.ops.uniform import BITS, COST, check_seed
+from tessera.util.philox import block
 
 
 def _draw_part(

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from tessera.ops.uniform import block
 from tessera.serve.guide import KINDS, Guide, GuideError, masks_of
 from tessera.util.errors import OptionError
+from tessera.util.philox import block
 
 FEW = 1024  # tokens that are looked at first, where some are to be left out
 _RANGES = {

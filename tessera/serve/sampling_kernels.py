@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tessera.ops.uniform import KEY_STEPS, ROUND_FACTORS, ROUNDS, WORD
+from tessera.util.philox import KEY_STEPS, ROUND_FACTORS, ROUNDS, WORD
 
 PART, TILE = 4096, 2048  # logits at a time, to choose and to find a bound
 _WORD, _ROUNDS = tl.constexpr(WORD), tl.constexpr(ROUNDS)
@@ -30,7 +30,7 @@ _WIDTH = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 32}  # bits of a
 
 @triton.jit
 def _uniform(seed, counter):
-    """A number in [0, 1) of 53 bits: the first two words of Philox, as `tessera.ops.uniform.block` gives them."""
+    """A number in [0, 1) of 53 bits: the first two words of Philox, as `tessera.util.philox.block` gives them."""
     key, other = seed.to(tl.uint64) & _WORD, seed.to(tl.uint64) >> 32
     c0, c1 = counter.to(tl.uint64) & _WORD, counter.to(tl.uint64) >> 32
     c2, c3 = c0 * 0, c0 * 0

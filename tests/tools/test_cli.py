@@ -47,8 +47,17 @@ def test_unknown_names_are_refused_with_the_known_ones(arguments, capsys):
 
 def test_every_command_is_reachable():
     help_text = " ".join(cli.parser().format_help().split())  # however wide the terminal is
-    for name, command in cli.COMMANDS.items():
+    for name, command in ((name, cli.command(name)) for name in cli.COMMANDS):
         assert name in help_text and command.help in help_text
+
+
+@pytest.mark.parametrize("name", ["generate", "serve", "top"])
+def test_what_serves_does_not_wait_for_the_compiler(name):
+    """A model that was compiled before is there as soon as PyTorch is."""
+    asked = f"import sys; from tessera.tools import cli; cli.command({name!r})"
+    told = "print({'torch._dynamo', 'xdsl', 'triton', 'transformers', 'tessera.pipeline'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", f"{asked}; {told}"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_console_script_and_backend_are_registered():

@@ -17,7 +17,6 @@ from torch import Tensor
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr
 from xdsl.ir import Operation, SSAValue
 
-from tessera.ops.uniform import block
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.functions import FUNCTIONS
 from tessera.tile.dialect.ops import (
@@ -40,6 +39,7 @@ from tessera.tile.dialect.ops import (
     element_of,
 )
 from tessera.util.errors import InputError
+from tessera.util.philox import block
 
 
 def run(kernel: KernelOp, tensors: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:

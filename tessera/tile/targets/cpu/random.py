@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tessera.ops.uniform import KEY_STEPS, ROUND_FACTORS, ROUNDS, WORD
 from tessera.tile.targets.cpu.code import V
 from tessera.tile.targets.cpu.host import HostCode as Code
+from tessera.util.philox import KEY_STEPS, ROUND_FACTORS, ROUNDS, WORD
 
 
 def philox(b: Code, seed: V, offset: V) -> V:

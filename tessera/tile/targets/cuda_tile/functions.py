@@ -22,8 +22,8 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from tessera.ops.uniform import ROUNDS
 from tessera.util.errors import OptionError
+from tessera.util.philox import ROUNDS
 
 _COMMON = {
     "add": "{0} + {1}",

@@ -23,8 +23,8 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from tessera.ops.uniform import ROUNDS
 from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp, element_of
+from tessera.util.philox import ROUNDS
 
 _COMMON = {
     "add": "{0} + {1}",
