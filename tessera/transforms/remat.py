@@ -252,11 +252,13 @@ class _Plan:
         return fewer
 
     def _may_stay(self, x: Value, users: list[Equation]) -> bool:
-        """A large value of the forward that is not alive anyway, and that no library reads in backward."""
+        """A large value of the forward that is not alive anyway, has no place on a mesh, which a slice would lose, and
+        that no library reads in backward."""
         if x not in self.maker or recompute_region(self.maker[x].tags) is not None or _nbytes(x) < LARGE:
             return False
-        alive = x in values_in(self.outputs) or x in self.boundary
-        return not alive and not any(e in self.late and _is_library(e) for e in users)
+        if x in values_in(self.outputs) or x in self.boundary or x.tensor.placement is not None:
+            return False
+        return not any(e in self.late and _is_library(e) for e in users)
 
     def cut(self, allowed: set[Equation], again: float = 0.0, held: Mapping[Value, Place] = NOTHING) -> list[Value]:
         """Values to save so that every late equation can run; computing one again costs `again` times its bytes. So
