@@ -18,7 +18,7 @@ from tessera.torch_internals import pytree
 
 _RANGE = re.compile(r"(\w+) = Dim\('\1'.*\)")
 _MOST = re.compile(r"Not all values of (\w+) = .* in the specified range (?:(\d+) <= )?\1 <= (\d+) satisfy .* != \3\.")
-_GUARD = re.compile(r"Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*)\.")
+_GUARD = re.compile(r"Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*?)\.?")
 _VIOLATION = "  - "  # what a line about a size begins with
 _LEAST = 64  # where an open range may begin
 

@@ -66,6 +66,10 @@ class _Tail:
                 return not self.truth(node.operand)
             case ast.Constant(value=bool(value)):
                 return value
+            case ast.Compare(
+                left=ast.Name(id="n"), ops=[ast.LtE()], comparators=[ast.Call(func=ast.Name(id="IntInfinity"))]
+            ):
+                return True
             case ast.Compare():
                 terms = [self.value(x) for x in (node.left, *node.comparators)]
                 pairs = zip(node.ops, terms[:-1], terms[1:], strict=True)

@@ -281,5 +281,9 @@ def test_conditions_are_arithmetic_and_nothing_else() -> None:
 
     first = sizes("L['x'].size()[0] - 1 != 1")
     assert first is not None and first.deferred and first.shapes["x"][0].min == 3  # type: ignore[index]
+    line = "  - Not all values of n = L['x'].size()[0] in the specified range satisfy the generated guard "
+    line += "30 <= L['x'].size()[0] and L['x'].size()[0] <= IntInfinity()"  # PyTorch ends this one without a period
+    far = narrower(line, Sizes({"x": {0: Dim("n")}}), {"x": {0: "n"}})
+    assert far is not None and far.shapes["x"][0].min == 30  # type: ignore[index]
     for guard in ("L['().__class__'].size()[0] > 1", "().__class__ != 1", "n.real > 0", "'a' < 'b'", "[n][0] > 0"):
         assert sizes(guard) is None

@@ -23,6 +23,9 @@ NAMES = {"__builtins__": {}, "Max": max, "min": min, "Mod": lambda a, b: a % b}
         ("Mod(n, 4) < 4", 1),
         ("3 <= n <= 9 or n > 5", 3),
         ("n ** 2 >= 16", 4),
+        ("30 <= n and n <= IntInfinity()", 30),  # an end that is none
+        ("((-1) + (n // 10))*((-1) + (n // 10)) > 1", 30),
+        ("n >= IntInfinity()", None),
         ("not n < 5", 5),
         ("Max(n, 8) == n", 8),
         ("n % 2 == 0", None),  # never for all
