@@ -2,7 +2,8 @@
 
 `bound`: for the chosen tiles and cores. A resource is busy as long as all that holds it, over how many there are of
 it; and each step ends after all that it waits for, however much is free. `limit`: for any mapping. All
-multiplications over all arrays; all inputs and outputs through the host's ports.
+multiplications over all arrays; all inputs and outputs through the host's ports; weights that memory cannot hold
+through those of off-chip memory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tessera.spatial import durations
 from tessera.spatial.graph import Graph, Product
 from tessera.spatial.schedule import Schedule, capacity
 from tessera.spatial.steps import Resource, Step
+from tessera.spatial.streams import least_loaded
 
 
 @dataclass(frozen=True)
@@ -130,4 +132,8 @@ def limit(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], batche
         cycles = math.ceil(batches * moved / (hosts * machine.host.width))
         if cycles > best.cycles:
             best = Bound(cycles, "inputs and outputs through the host's ports")
+    if machine.dram is not None and (ports := sum(machine.has_dram(core) for core in cores)):
+        cycles = math.ceil(least_loaded(graph, machine, cores) / (ports * machine.dram.width))
+        if cycles > best.cycles:
+            best = Bound(cycles, "weights that memory cannot hold, through the ports of off-chip memory")
     return best

@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial import durations
 from tessera.spatial.graph import Expression, Product
@@ -32,6 +30,7 @@ class Effort:
     waves: int = 1  # tiles of a node that a core takes one after the other, where they are not too large
     arranged: bool = True  # products by weights that take all cores are laid over them as a grid
     stay: float = 1.0  # how much a cycle of what must come to a core weighs against waiting for another core
+    resident: float = math.inf  # the part of memory that weights may take; the others come from off-chip memory
     seed: int = 0
 
 
@@ -94,7 +93,7 @@ def _grid_cost(
     used = min(effort.cores, grid.columns * grid.depth * copies(grid, effort)) if constant else effort.cores
     each = math.ceil(tiles / used)
     arrives = a * b * size + (0 if constant else b * c * size)
-    parts = sum_parts(machine, a, b, c, node.dtype)
+    parts = sum_parts(machine, effort, node, (a, b, c), constant)
     kept = arrives / parts * min(each * parts, 2) + a * c * wide  # the next part arrives while one is read
     excess = max(0, kept - effort.tile_bytes) / effort.tile_bytes
     array = tile_cycles(machine, a, b, c, node, size) + 8
@@ -113,13 +112,20 @@ def tile_cycles(machine: SpatialMachine, m: int, k: int, n: int, node: Product, 
     return max(cycles, durations.traffic(machine, reads, writes, machine.sram.read_ports, machine.sram.write_ports))
 
 
-def sum_parts(machine: SpatialMachine, m: int, k: int, n: int, dtype: torch.dtype) -> int:
+def sum_parts(
+    machine: SpatialMachine, effort: Effort, node: Product, size: tuple[int, int, int], constant: bool
+) -> int:
     """In how many instructions a sum is taken: few enough that filling the array does not count, and that each waits
-    for much."""
-    whole, parts = durations.product(machine, m, k, n, dtype), most_sum_parts(machine, k)
-    while parts * durations.product(machine, m, math.ceil(k / parts), n, dtype) > FILL * whole:
+    for much; where weights are streamed, as many as it takes that two parts of what arrives find room."""
+    m, k, n = size
+    whole, parts = durations.product(machine, m, k, n, node.dtype), most_sum_parts(machine, k)
+    while parts * durations.product(machine, m, math.ceil(k / parts), n, node.dtype) > FILL * whole:
         parts -= 1
-    return parts
+    if math.isinf(effort.resident):
+        return parts
+    arrives = k * (m if constant else m + n) * node.dtype.itemsize
+    room = max(1, effort.tile_bytes - m * n * node.home.dtype.itemsize)
+    return max(parts, min(k // machine.matrix.rows, math.ceil(2 * arrives / room)))
 
 
 def most_sum_parts(machine: SpatialMachine, k: int) -> int:

@@ -16,11 +16,13 @@ from tessera.spatial.listing.types import (
     Call,
     Copy,
     CorePage,
+    Dram,
     Expression,
     FromHost,
     Index,
     Instruction,
     Listing,
+    Load,
     Product,
     Recv,
     Ref,
@@ -34,7 +36,7 @@ from tessera.spatial.listing.types import Tree as ListingTree
 from tessera.spatial.memory.layout import Buffer
 from tessera.spatial.schedule import Schedule
 from tessera.spatial.steps import Step
-from tessera.spatial.tiles import Box, Held, Part, Tiles
+from tessera.spatial.tiles import Box, Held, Loaded, Part, Tiles
 
 
 def emit(tiles: Tiles, schedule: Schedule, buffers: list[Buffer], machine: SpatialMachine) -> Listing:
@@ -55,8 +57,19 @@ def emit(tiles: Tiles, schedule: Schedule, buffers: list[Buffer], machine: Spati
         machine.key, machine.sha256,
         tuple((name, TensorType(durations.dtype_name(dtype), shape)) for name, dtype, shape in tiles.inputs),
         tuple((name, TensorType(durations.dtype_name(dtype), shape)) for name, dtype, shape in tiles.outputs),
-        tuple(listed), schedule.cycles,
+        tuple(listed), schedule.cycles, _drams(tiles),
     )  # fmt: skip
+
+
+def _drams(tiles: Tiles) -> tuple[Dram, ...]:
+    """The tensors that lie in off-chip memory, on each chip that loads them."""
+    found: dict[str, Dram] = {}
+    for tile in tiles.tiles:
+        if isinstance(tile, Loaded) and tile.dram not in found:
+            data = tiles.tensors[tile.tensor]
+            kind = TensorType(durations.dtype_name(data.dtype), tuple(data.shape))
+            found[tile.dram] = Dram(tile.dram, kind, tile.core.chip, False, Ref(tile.tensor))
+    return tuple(found.values())
 
 
 def _line(b: Buffer) -> Line:
@@ -149,6 +162,9 @@ def _action(step: Step) -> Action:
         case "from_host":
             assert step.target is not None
             return FromHost(ref(step.target), _host(step))
+        case "load":
+            assert step.target is not None and isinstance(step.target.tile, Loaded)
+            return Load(ref(step.target), Ref(step.target.tile.dram, _spans(step.target.tile.box)))
         case "to_host":
             return ToHost(ref(step.reads[0]), _host(step))
     raise AssertionError(step.kind)

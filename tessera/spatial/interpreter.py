@@ -19,6 +19,7 @@ from tessera.spatial.tiles import (
     Computed,
     Gathered,
     Held,
+    Loaded,
     Multiplied,
     Part,
     Received,
@@ -69,8 +70,8 @@ def run(tiles: Tiles, machine: SpatialMachine, inputs: list[torch.Tensor]) -> li
 def _value(tile: Tile, tiles: Tiles, machine: SpatialMachine, host: dict[str, torch.Tensor],
            env: dict[Tile, torch.Tensor], part: Callable[[Part], torch.Tensor]) -> torch.Tensor:  # fmt: skip
     match tile:
-        case Held() | Received():
-            source = tiles.tensors if isinstance(tile, Held) else host
+        case Held() | Received() | Loaded():
+            source = host if isinstance(tile, Received) else tiles.tensors
             top, bottom, left, right = tile.box
             return source[tile.tensor][top:bottom, left:right]
         case Assembled():

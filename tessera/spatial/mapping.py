@@ -23,6 +23,7 @@ from tessera.spatial.regions import regions_of
 from tessera.spatial.routes import Routes
 from tessera.spatial.schedule import Schedule, polished, schedule
 from tessera.spatial.steps import Steps
+from tessera.spatial.streams import can_stream, check_room
 from tessera.spatial.tiles import Tile, Tiles
 from tessera.spatial.tiling import Tiling
 
@@ -85,21 +86,36 @@ def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed
     weights = sum(n.nbytes for n in graph.nodes if isinstance(n, Constant))
     replicas = max(1.0, 0.5 * size * together / max(weights, 1))
     tile = size // 4
+    streams = list(_streams(count, tile, seed)) if can_stream(machine, cores) else []
+    if streams and weights > size * together:  # nothing else fits
+        yield from streams
+        return
     for regions in (8, 4, 2, 1):
         for waves, part in ((1, tile), (2, tile), (4, tile // 4)):
             yield Effort(count, part, replicas, regions=regions, waves=waves, seed=seed)
+    yield from streams
     for fewer in sorted({max(1, count // 2), max(1, count // 4), 1} - {count}, reverse=True):
         yield Effort(fewer, tile, replicas, seed=seed)
     for more in range(1, 5):
         yield Effort(count, tile, replicas, seed=seed + more)
     for window in (64, 16, 4, 1):
         for shrink in (4, 16, 64):
-            yield Effort(count, max(tile // shrink, 256), 1.0, window, 1, seed)
+            yield Effort(count, max(tile // shrink, 256), 1.0, window, 1, seed=seed)
+
+
+def _streams(cores: int, tile: int, seed: int) -> Iterator[Effort]:
+    """Weights from off-chip memory, ever more of them."""
+    for resident, regions, shrink, window in (
+        (0.5, 8, 1, 0), (0.25, 4, 2, 0), (0.25, 2, 4, 0), (0.0, 1, 4, 0), (0.0, 1, 8, 0), (0.0, 1, 16, 16),
+        (0.0, 1, 16, 4), (0.0, 1, 64, 1),
+    ):  # fmt: skip
+        yield Effort(cores, max(tile // shrink, 256), 1.0, window, regions, resident=resident, seed=seed)
 
 
 def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> Mapping:
     names = dict(graph.names)
     tiles = Tiling(graph, machine, routes, effort).run()
+    check_room(tiles, machine)
     graph.names = names  # the next try begins with the same names
     regions = regions_of(tiles.tiles, min(machine.sram.banks, effort.regions))
     steps = Steps(tiles, machine, routes, regions, effort.tile_bytes).run()

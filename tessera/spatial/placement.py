@@ -2,7 +2,8 @@
 
 In: maps, block by block. Out: parts of tiles on a core: where a block lies there already, a part of that; otherwise a
 new tile, whose parts are sent or copied. Weights are laid out ahead of time as tiles read them, so that they never
-move; how often each may lie in memory is limited.
+move; how often each may lie in memory is limited. Those that are streamed come from off-chip memory instead, once for
+each node that reads them.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from tessera.spatial.graph import Constant, Graph
 from tessera.spatial.maps import Home, Map, Piece
 from tessera.spatial.rectangles import Rectangle, rectangles
 from tessera.spatial.routes import Routes
-from tessera.spatial.tiles import Assembled, Box, Held, Part, Received, Tile
+from tessera.spatial.tiles import Assembled, Box, Held, Loaded, Part, Received, Tile
 
 Move = tuple[Part, int, int]  # a part, and where it goes in a tile: row, column
+HOP = 0.25  # how much a hop to a port of the host or of off-chip memory weighs against a wait for it
 SMALL = 4  # what takes fewer windows of a link between chips than these
-UNITS = ("matrix", "vector", "copy", "link", "host")
+UNITS = ("matrix", "vector", "copy", "link", "host", "dram")
 
 
 @dataclass(eq=False)
@@ -72,9 +74,13 @@ class Placement:
         self.tensors: dict[str, torch.Tensor] = {}
         self.blocks: dict[Home, Blocks] = {}
         self.constants: dict[Home, Constant] = {}
+        self.streamed: set[Home] = set()  # constants that off-chip memory has
+        self.room = effort.resident * machine.sram.size  # for weights on a core
+        self.drams: dict[tuple[int, str], str] = {}  # the names of tensors there, by chip
+        self.turn = 0  # of nodes: what one has loaded, the next loads anew
         self.fetched: dict[tuple, Part] = {}
         self.present: dict[Map, list[int]] = {}  # the cores on which a block is
-        self.arranged_names: dict[Map, str] = {}
+        self.arranged_names: dict[tuple[Map, torch.dtype | None], str] = {}
         self.known_rectangles: dict[Map, list[Rectangle]] = {}
 
     def on_chip(self, chip: int | None) -> None:
@@ -154,6 +160,8 @@ class Placement:
     def reads(self, m: Map) -> list[tuple[Tile | None, int]]:
         """The tiles under a map and how much of each; None for weights."""
         sizes: dict[Tile | None, int] = {}
+        if self.is_streamed(m):
+            return []  # from off-chip memory, it is as far to any core
         if self.is_held(m):
             return [(None, m.size * (m.homes[0].dtype.itemsize if m.homes else 1))]
         for r in self.rectangles(m):
@@ -168,16 +176,22 @@ class Placement:
     def is_held(self, m: Map) -> bool:
         return all(p.home is None or p.home in self.constants for p in m.pieces)
 
+    def is_streamed(self, m: Map) -> bool:
+        return bool(self.streamed) and any(home in self.streamed for home in m.homes)
+
     def rectangles(self, m: Map) -> list[Rectangle]:
         if m not in self.known_rectangles:
             self.known_rectangles[m] = rectangles(m)
         return self.known_rectangles[m]
 
-    def fetch(self, core: Core, m: Map, turned: bool) -> Part:
-        """What a map says, on a core: where it lies there already, a part of that; otherwise a new tile."""
-        key = (core, m, turned)
+    def fetch(self, core: Core, m: Map, turned: bool, dtype: torch.dtype | None = None) -> Part:
+        """What a map says, on a core: where it lies there already, a part of that; otherwise a new tile. Zeros alone
+        are of the type that is given."""
+        key = (core, m, turned, self.turn if self.is_streamed(m) else 0, None if m.homes else dtype)
         if key not in self.fetched:
-            self.fetched[key] = self.hold(core, m, turned) if self.is_held(m) else self.fetch_anew(core, m, turned)
+            self.fetched[key] = (
+                self.hold(core, m, turned, dtype) if self.is_held(m) else self.fetch_anew(core, m, turned)
+            )
             self.note(core, m)
         return self.fetched[key]
 
@@ -246,20 +260,57 @@ class Placement:
 
     def hold(self, core: Core, m: Map, turned: bool, dtype: torch.dtype | None = None) -> Part:
         """Weights as a tile reads them, arranged ahead of time."""
+        stored = self.loaded if self.is_streamed(m) else self.held_part
         alone = self.rectangles(m) if len(m.pieces) == 1 else []
         if len(alone) == 1 and alone[0].home is not None and (turned or not alone[0].turned):
             home, box = alone[0].home, alone[0].home_box
             self.tensors.setdefault(home.name, self.constants[home].data)
-            key = (core, "held", home.name, box)
-            if key not in self.fetched:
-                self.fetched[key] = self.held(core, home.name, box).whole
-            part = self.fetched[key]
+            part = stored(core, home.name, box)
             return Part(part.tile, part.box, True) if alone[0].turned else part
-        if m not in self.arranged_names:
+        key = m, None if m.homes else dtype
+        if key not in self.arranged_names:
             first = m.homes[0].name if m.homes else "zeros"
-            name = self.arranged_names[m] = self.graph.fresh(f"{first}_arranged")
+            name = self.arranged_names[key] = self.graph.fresh(f"{first}_arranged")
             self.tensors[name] = arranged(m, {home.name: of for home, of in self.constants.items()}, dtype)
-        return self.held(core, self.arranged_names[m], (0, m.shape[0], 0, m.shape[1])).whole
+        return stored(core, self.arranged_names[key], (0, m.shape[0], 0, m.shape[1]))
+
+    def held_part(self, core: Core, name: str, box: Box) -> Part:
+        key = (core, "held", name, box)
+        if key not in self.fetched:
+            self.fetched[key] = self.held(core, name, box).whole
+        return self.fetched[key]
+
+    def loaded(self, core: Core, name: str, box: Box) -> Part:
+        """A block of a tensor in the chip's off-chip memory; one load for all cores that a node reads it on. What a
+        core has room for it holds."""
+        assert self.machine.dram is not None
+        nbytes = (box[1] - box[0]) * (box[3] - box[2]) * self.tensors[name].dtype.itemsize
+        if (core, "held", name, box) in self.fetched or self.held_bytes[self.number[core]] + nbytes <= self.room:
+            return self.held_part(core, name, box)
+        key = ("loaded", core.chip, name, box, self.turn)
+        if key not in self.fetched:
+            tensor, rows, columns = self.tensors[name], box[1] - box[0], box[3] - box[2]
+            if (core.chip, name) not in self.drams:
+                self.drams[core.chip, name] = self.graph.fresh(f"{name}_dram")
+            dram = self.drams[core.chip, name]
+            cycles = nbytes / self.machine.dram.width
+            port = self.way_in(core, cycles)
+            tile = Loaded(self.graph.fresh(name), tensor.dtype, rows, columns, port, name, box, dram, home=name)
+            self.fetched[key] = self.add(tile, "dram", cycles, 0.0).whole
+        part = self.fetched[key]
+        if part.tile.core == core:
+            return part
+        at = ("loaded at", core, part.tile)
+        if at not in self.fetched:
+            self.fetched[at] = self.assembled(core, [(part, 0, 0)], *part.shape, part.tile.dtype).whole
+        return self.fetched[at]
+
+    def way_in(self, core: Core, cycles: float) -> Core:
+        """A core of the same chip that reaches off-chip memory: near, and not one through which much comes already."""
+        ports = [c for c in self.every[self.spans[core.chip]] if self.machine.has_dram(c)]
+        far = self.routes.far_away(core, ports)
+        cost = [self.ready["dram"][self.number[p]] + cycles * HOP * hops for p, hops in zip(ports, far, strict=True)]
+        return ports[int(np.argmin(cost))]
 
     def held(self, core: Core, name: str, box: Box, state: bool = False) -> Tile:
         tensor, rows, columns = self.tensors[name], box[1] - box[0], box[3] - box[2]

@@ -8,10 +8,10 @@ banks enough, and neighbours of one kind take turns.
 from __future__ import annotations
 
 from tessera.machines.spatial import Core
-from tessera.spatial.tiles import Assembled, Held, Multiplied, Received, Tile
+from tessera.spatial.tiles import Assembled, Held, Loaded, Multiplied, Received, Tile
 
 # By how many regions there are: those of weights of products, of what arrives from other cores, of products, of what
-# the host sends, of everything else.
+# the host or off-chip memory sends, of everything else.
 _ROLES = {
     1: ((0,), (0,), (0,), (0,), (0,)),
     2: ((0,), (0,), (1,), (1,), (1,)),
@@ -35,7 +35,7 @@ def regions_of(tiles: list[Tile], most: int) -> dict[Tile, int]:
                 role = 1
             case Multiplied():
                 role = 2
-            case Received():
+            case Received() | Loaded():
                 role = 3
             case _:
                 role = 4

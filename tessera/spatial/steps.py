@@ -23,6 +23,7 @@ from tessera.spatial.tiles import (
     Gathered,
     Given,
     Held,
+    Loaded,
     Multiplied,
     Part,
     Received,
@@ -50,7 +51,7 @@ class Step:
 
     number: int
     core: Core
-    kind: str  # product, expression, copy, gather, scatter, send, from_host, to_host
+    kind: str  # product, expression, copy, gather, scatter, send, from_host, to_host, load
     duration: int
     target: Part | None
     reads: list[Part]
@@ -64,16 +65,17 @@ class Step:
     write_ports: int = 0
     source: Source = NOWHERE
     batch: int = 0  # those before it go first
+    later: int = 0  # cycles after its start at which it begins to write
 
     @property
     def end(self) -> int:
         """Cycles from its start until all that it writes can be read."""
-        return self.duration + max((delay for _, _, delay in self.arrivals), default=0)
+        return self.duration + max((delay for _, _, delay in self.arrivals), default=self.later)
 
     def written(self) -> list[tuple[Part, int]]:
         """What it writes, and how many cycles after its start that begins."""
         parts = [(part, delay) for part, _, delay in self.arrivals]
-        return parts if self.target is None else [*parts, (self.target, 0)]
+        return parts if self.target is None else [*parts, (self.target, self.later)]
 
 
 class Steps:
@@ -98,7 +100,7 @@ class Steps:
 
     def run(self) -> list[Step]:
         for tile in self.tiles.tiles:
-            if not isinstance(tile, Received):  # these come when somebody reads them
+            if not isinstance(tile, Received | Loaded):  # these come when somebody reads them
                 self.tile(tile)
             for given in self.given.get(tile, ()):
                 self.give(given)
@@ -127,6 +129,10 @@ class Steps:
                     self.add(
                         "from_host", tile.core, "host", cycles, part, [], host=(tile.tensor, place), source=tile.source
                     )
+            case Loaded():
+                assert (dram := self.machine.dram) is not None
+                cycles = math.ceil(tile.nbytes / dram.width)
+                self.add("load", tile.core, "dram", cycles, tile.whole, [], later=dram.latency, source=tile.source)
             case Multiplied():
                 for number, (x, w) in enumerate(tile.factors):
                     m, k, n = *x.shape, w.shape[1]
@@ -242,7 +248,7 @@ class Steps:
     def add(
         self, kind: str, core: Core, unit: str, cycles: int, target: Part | None, reads: list[Part], *,
         read: int | None = None, write: int | None = None, tree: Tree | None = None, add: bool = False,
-        host: tuple[str, tuple] | None = None, most: int | None = None, source: Source = NOWHERE,
+        host: tuple[str, tuple] | None = None, most: int | None = None, source: Source = NOWHERE, later: int = 0,
     ) -> None:  # fmt: skip
         machine = self.machine
         if read is None:
@@ -261,12 +267,12 @@ class Steps:
         duration = max(cycles, durations.traffic(machine, read, write, max(nr, 1), max(nw, 1)))
         uses = [Use(("unit", core, unit), 0, duration)]
         uses += [Use(("read", core), 0, duration, nr)] if nr else []
-        uses += [Use(("write", core), 0, duration, nw)] if nw else []
+        uses += [Use(("write", core), later, duration, nw)] if nw else []
         touched = [*reads, target] if add and target is not None else reads
         uses += self.banks("bank_read", touched, 0, duration)
-        uses += self.banks("bank_write", [target] if target is not None else [], 0, duration)
+        uses += self.banks("bank_write", [target] if target is not None else [], later, duration)
         step = Step(len(self.steps), core, kind, duration, target, list(reads), uses, tree=tree, add=add, host=host,
-                    read_ports=nr, write_ports=nw, source=source)  # fmt: skip
+                    read_ports=nr, write_ports=nw, source=source, later=later)  # fmt: skip
         self.record(step)
 
     def banks(self, what: str, parts: list[Part], offset: int, duration: int) -> list[Use]:
@@ -278,11 +284,11 @@ class Steps:
         """Put a step behind those that write what it reads, or that touch what it writes again."""
         after: dict[Step, int] = {}
         for part in step.reads:
-            if isinstance(part.tile, Received) and part.tile not in self.writers:
+            if isinstance(part.tile, Received | Loaded) and part.tile not in self.writers:
                 self.tile(part.tile)
         step.number = len(self.steps)
         step.batch = max((p.tile.batch for p in [*step.reads, *(part for part, _ in step.written())]), default=0)
-        if step.kind in ("send", "from_host"):
+        if step.kind in ("send", "from_host", "load"):
             self.make_room(step, after)
         for part in step.reads:
             for box, writer, when in self.writers.get(part.tile.buffer, ()):

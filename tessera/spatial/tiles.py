@@ -1,8 +1,8 @@
 """A program of tiles: what each core computes, not when.
 
-A tile is a matrix that lies on one core and is filled once. It is held (a weight), comes from the host, is assembled
-from parts of other tiles (wherever they lie), or is computed from parts of tiles on its own core. Invariant: a tile
-reads only tiles before it; everything but an assembled one reads its own core alone.
+A tile is a matrix that lies on one core and is filled once. It is held (a weight), comes from the host or from off-chip
+memory, is assembled from parts of other tiles (wherever they lie), or is computed from parts of tiles on its own core.
+Invariant: a tile reads only tiles before it; everything but an assembled one reads its own core alone.
 """
 
 from __future__ import annotations
@@ -86,6 +86,15 @@ class Received(Tile):
 
     tensor: str
     box: Box
+
+
+@dataclass(eq=False)
+class Loaded(Tile):
+    """A block of a tensor in off-chip memory, on a core that reaches it. `dram` is the tensor's name there."""
+
+    tensor: str
+    box: Box
+    dram: str
 
 
 @dataclass(eq=False)

@@ -7,6 +7,8 @@ all cores is laid over them as a grid.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -32,9 +34,10 @@ from tessera.spatial.graph import (
     reduces,
 )
 from tessera.spatial.maps import Home, Map
-from tessera.spatial.placement import Blocks, Placement
+from tessera.spatial.placement import HOP, Blocks, Placement
 from tessera.spatial.rectangles import Rectangle
 from tessera.spatial.routes import Routes
+from tessera.spatial.streams import streamed
 from tessera.spatial.tiles import (
     Assembled,
     Box,
@@ -51,8 +54,6 @@ from tessera.spatial.tiles import (
     Tiles,
 )
 
-HOP = 0.25  # how much a hop to a host port weighs against a wait for it
-
 
 class Tiling:
     def __init__(self, graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> None:
@@ -64,6 +65,8 @@ class Tiling:
         self.kept: dict[tuple[int | None, str], Blocks] = {}  # what stays between parts of a program, by chip and name
 
     def run(self) -> Tiles:
+        if not math.isinf(self.effort.resident):
+            self.on.streamed = streamed(self.graph, self.machine)
         for node in self.graph.nodes:
             self.node(node)
         for name, dtype, _, m in self.graph.outputs:
@@ -75,6 +78,7 @@ class Tiling:
     def node(self, node: Node) -> None:
         self.on.on_chip(node.chip)
         self.on.batch = node.place.batch
+        self.on.turn += 1
         match node:
             case Constant():
                 if node.state:
@@ -126,7 +130,7 @@ class Tiling:
         durations.check_type(machine, node)
         batch, m, k = node.x.shape
         n = node.w.shape[2]
-        constant = all(h in self.on.constants for h in node.w.homes)
+        constant = self.is_constant(node)
         grid = cuts.product_grid(machine, node, self.effort, constant)
         inner = cut(m, grid.rows, machine.matrix.rows if machine.matrix.stationary == "output" else 1)
         rows = [b * m + r for b in range(batch) for r in inner[:-1]] + [batch * m]
@@ -134,25 +138,34 @@ class Tiling:
         depth = cut(k, grid.depth, machine.matrix.rows if machine.matrix.stationary != "output" else 1)
         copies = cuts.copies(grid, self.effort) if constant else 0
         places = self.places(grid, copies, batch)
-        tiles: list[list[Tile]] = []
-        for i, (top, bottom) in enumerate(zip(rows[:-1], rows[1:], strict=True)):
+        done: dict[tuple[int, int], Tile] = {}
+        for i, j in self.product_order(node, len(rows) - 1, len(columns) - 1):
+            (top, bottom), (left, right) = rows[i : i + 2], columns[j : j + 2]
             b, r = divmod(top, m)
-            row: list[Tile] = []
-            for j, (left, right) in enumerate(zip(columns[:-1], columns[1:], strict=True)):
-                name = self.on.fresh(home, i, j, len(rows) - 1, len(columns) - 1)
-                spans = list(zip(depth[:-1], depth[1:], strict=True))
-                partial = [
-                    self.multiplied(
-                        node, name if len(spans) == 1 else self.graph.fresh(f"{name}_k{s}"),
-                        self.matrix(node.x, b, (r, r + bottom - top), (lo, hi)),
-                        self.matrix(node.w, b, (lo, hi), (left, right)),
-                        copies, places(i, s, j) if places is not None else None,
-                    )
-                    for s, (lo, hi) in enumerate(spans)
-                ]  # fmt: skip
-                row.append(partial[0] if len(partial) == 1 else self.summed(node, name, partial))
-            tiles.append(row)
+            name = self.on.fresh(home, i, j, len(rows) - 1, len(columns) - 1)
+            spans = list(itertools.pairwise(depth))
+            partial = [
+                self.multiplied(
+                    node, name if len(spans) == 1 else self.graph.fresh(f"{name}_k{s}"),
+                    self.matrix(node.x, b, (r, r + bottom - top), (lo, hi)),
+                    self.matrix(node.w, b, (lo, hi), (left, right)),
+                    copies, places(i, s, j) if places is not None else None,
+                )
+                for s, (lo, hi) in enumerate(spans)
+            ]  # fmt: skip
+            done[i, j] = partial[0] if len(partial) == 1 else self.summed(node, name, partial)
+        tiles = [[done[i, j] for j in range(len(columns) - 1)] for i in range(len(rows) - 1)]
         self.on.blocks[home] = Blocks(rows, columns, tiles)
+
+    def is_constant(self, node: Product) -> bool:
+        """Its weights lie in memory."""
+        return all(h in self.on.constants for h in node.w.homes) and not self.on.is_streamed(node.w)
+
+    def product_order(self, node: Product, rows: int, columns: int) -> list[tuple[int, int]]:
+        """Row by row; but column by column where weights are streamed: all rows read each, then it goes."""
+        if self.on.is_streamed(node.w):
+            return [(i, j) for j in range(columns) for i in range(rows)]
+        return [(i, j) for i in range(rows) for j in range(columns)]
 
     def matrix(self, m: Map, number: int, rows: tuple[int, int], columns: tuple[int, int]) -> Map:
         """A block of a factor; several tiles read the same."""
@@ -179,11 +192,12 @@ class Tiling:
         (m, k), n = x.shape, w.shape[1]
         cycles = cuts.tile_cycles(self.machine, m, k, n, node, node.dtype.itemsize)
         core, when = self.on.choose([x, w], cycles, "matrix", copies, at)
-        bounds = cut(k, cuts.sum_parts(self.machine, m, k, n, node.dtype), self.machine.matrix.rows)
+        parts = cuts.sum_parts(self.machine, self.effort, node, (m, k, n), self.is_constant(node))
+        bounds = cut(k, parts, self.machine.matrix.rows)
         factors = []
         for low, high in zip(bounds[:-1], bounds[1:], strict=True):
             parts = (x.block((0, m), (low, high)), w.block((low, high), (0, n))) if len(bounds) > 2 else (x, w)
-            factors.append((self.on.fetch(core, parts[0], True), self.on.fetch(core, parts[1], True)))
+            factors.append(tuple(self.on.fetch(core, part, True, node.dtype) for part in parts))
         self.on.note(core, x, w)
         tile = Multiplied(name, node.home.dtype, m, n, core, factors, source=node.home.source, home=node.home.name)
         return self.on.add(tile, "matrix", cycles, when)
@@ -237,7 +251,8 @@ class Tiling:
                 cycles = durations.expression(self.machine, node.tree, elements)
                 wanted = self.on.cores[(i * (len(columns) - 1) + j) * len(self.on.cores) // blocks_in_all]
                 core, when = self.on.choose(maps, cycles, "vector", at=self.on.stays(maps) or wanted)
-                operands = [self.on.fetch(core, m, False) for m in maps]
+                dtypes = [o.homes[0].dtype if o.homes else None for o in node.operands]
+                operands = [self.on.fetch(core, m, False, of) for m, of in zip(maps, dtypes, strict=True)]
                 name = self.on.fresh(home, i, j, len(rows) - 1, len(columns) - 1)
                 wide = right - left
                 tree, operands = node.tree, operands

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import tessera
@@ -60,6 +61,15 @@ def test_odd_products_in_float64(m: int, k: int, n: int) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(k, n).double(), torch.randn(m, k, dtype=torch.float64)
     agree(model, (x,), map_onto(model, x, machine="toy", effort="quick"), 1e-12)
+
+
+def test_blocks_of_padding_alone_have_the_type_of_what_is_padded() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(3, 4, 3, padding=6).double(), torch.randn(1, 3, 4, 4, dtype=torch.float64)
+    agree(model, (x,), map_onto(model, x, machine=toy(2, 2), effort="quick"), 1e-12)
+    numbers = torch.randint(-(2**40), 2**40, (4, 8))
+    padded = lambda x: F.pad(x, (0, 0, 6, 6)) + F.pad(x, (0, 0, 0, 12))  # noqa: E731
+    agree(padded, (numbers,), map_onto(padded, numbers, machine=toy(2, 2), effort="quick"), 0)
 
 
 def test_integers_are_exact() -> None:

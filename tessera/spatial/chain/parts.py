@@ -115,7 +115,7 @@ class Mapper:
     def parts(self, name: str, graph: Graph, *stages: list[int], both: bool = False) -> list[Part]:
         """The part of a graph; with `both` also the one that has its weights in the other half."""
         tiling, tiles, routes, effort = self.tiled(graph, stages)
-        arranged = {name: m for m, name in tiling.on.arranged_names.items()}
+        arranged = {name: m for (m, _), name in tiling.on.arranged_names.items()}
         ranks = {chip: rank for stage in stages for rank, chip in enumerate(stage)}
         turns = []
         for flip in (0, 1) if both and self.halves == 2 else (0,):

@@ -121,6 +121,19 @@ class ReceiveOp(TileOp):
         _check_box(self, self.box)
 
 
+@irdl_op_definition
+class LoadOp(TileOp):
+    """A block of a tensor in off-chip memory."""
+
+    name = "spatial.load"
+    tensor = prop_def(StringAttr)
+    box = prop_def(StringAttr)
+    dram = prop_def(StringAttr)  # its name there
+
+    def verify_(self) -> None:
+        _check_box(self, self.box)
+
+
 def _check_box(op: TileOp, box: StringAttr) -> None:
     (top, bottom, left, right), _ = read_part(box.data)
     if (bottom - top, right - left) != tile_type(op.result).shape:
@@ -248,6 +261,6 @@ class ProgramOp(IRDLOperation):
 
 Spatial = Dialect(
     "spatial",
-    [ProgramOp, HoldOp, ReceiveOp, AssembleOp, MultiplyOp, ComputeOp, GatherOp, ScatterOp, GiveOp],
+    [ProgramOp, HoldOp, ReceiveOp, LoadOp, AssembleOp, MultiplyOp, ComputeOp, GatherOp, ScatterOp, GiveOp],
     [TileType],
 )

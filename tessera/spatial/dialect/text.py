@@ -24,6 +24,7 @@ from tessera.spatial.dialect.ops import (
     GatherOp,
     GiveOp,
     HoldOp,
+    LoadOp,
     MultiplyOp,
     ProgramOp,
     ReceiveOp,
@@ -51,6 +52,7 @@ from tessera.spatial.tiles import (
     Gathered,
     Given,
     Held,
+    Loaded,
     Multiplied,
     Part,
     Received,
@@ -93,10 +95,12 @@ def _operation(tile: Tile, values: dict[Tile, SSAValue]) -> Operation:
     common = {"label": StringAttr(tile.name), "source": StringAttr(_source(tile.source))}
     form = {"operands": [values[p.tile] for p in parts], "result_types": [TileType(kind, StringAttr(str(tile.core)))]}
     match tile:
-        case Held() | Received():
+        case Held() | Received() | Loaded():
             where = {"tensor": StringAttr(tile.tensor), "box": StringAttr(_box(tile.box))}
             if isinstance(tile, Received):
                 return ReceiveOp.create(**form, properties=common | where)
+            if isinstance(tile, Loaded):
+                return LoadOp.create(**form, properties=common | where | {"dram": StringAttr(tile.dram)})
             kind = {"kind": StringAttr("state" if tile.state else "weight")}
             return HoldOp.create(**form, properties=common | where | kind)
         case Assembled():
@@ -174,10 +178,15 @@ class _Reader:
         core: Core = read_core(tile_type(op.result).core.data)
         head = (op.label.data, getattr(torch, dtype), rows, columns, core)
         match op:
-            case HoldOp():
+            case HoldOp() | LoadOp():
                 if op.tensor.data not in self.tensors:
                     raise MapError(f"{op.label.data} holds {op.tensor.data}, which is not given beside the text")
-                return Held(*head, op.tensor.data, read_part(op.box.data)[0], op.kind.data == "state")
+                of = (op.tensor.data, read_part(op.box.data)[0])
+                return (
+                    Loaded(*head, *of, op.dram.data)
+                    if isinstance(op, LoadOp)
+                    else Held(*head, *of, op.kind.data == "state")
+                )
             case ReceiveOp():
                 return Received(*head, op.tensor.data, read_part(op.box.data)[0])
             case AssembleOp():

@@ -40,6 +40,8 @@ def lay_out(tiles: list[Tile], schedule: Schedule, machine: SpatialMachine, regi
     buffers: list[Buffer] = []
     for core in sorted(groups):
         parts = [groups[core][region] for region in sorted(groups[core])]
+        if (least := sum(_least(part, lives, machine.sram.align) for part in parts)) > machine.sram.size:
+            raise _full(core, machine, [t for part in parts for t in part], lives, least)
         for room in (machine.sram.size, None):  # the first layout that fits, else the lowest
             laid = _stack(parts, lives, machine, room)
             top = max((b.address + b.tile.nbytes for b in laid), default=0)
@@ -68,6 +70,12 @@ def _stack(
         laid += [Buffer(t, at + a, *lives[t]) for t, a in zip(others, placed.addresses, strict=True)]
         at += placed.height
     return laid
+
+
+def _least(tiles: list[Tile], lives: dict[Tile, tuple[int, int]], align: int) -> int:
+    """Bytes that no layout of a region needs less than."""
+    held = sum(aligned(t.nbytes, align) for t in tiles if isinstance(t, Held))
+    return held + pressure([Span(aligned(t.nbytes, align), *lives[t]) for t in tiles if not isinstance(t, Held)])
 
 
 def lifetimes(schedule: Schedule) -> dict[Tile, tuple[int, int]]:

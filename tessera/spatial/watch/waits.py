@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from tessera.machines.spatial import Core
-from tessera.spatial.listing.types import Recv
+from tessera.spatial.listing.types import Load, Recv
 from tessera.spatial.simulator.claims import Resource
 from tessera.spatial.simulator.judge import Judged
 from tessera.spatial.simulator.work import Work
@@ -56,7 +56,7 @@ class Waits:
         for tile, writes in (*((t, False) for t in work.reads), *((t, True) for t in work.writes)):
             for other, wrote in self.touched[work.step.core, tile.ref.name]:
                 if other is not work and other.end <= start and (wrote or writes):
-                    kind = "room" if writes else "arrival" if isinstance(other.step.of.action, Recv) else "data"
+                    kind = "room" if writes else "arrival" if isinstance(other.step.of.action, Recv | Load) else "data"
                     waits.append(Wait(kind, other, other.end))
         return waits
 
