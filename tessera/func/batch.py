@@ -114,7 +114,8 @@ def _whole(
         rows = {traced.input(i): (type_of(leaves[i]), d) for i, d in mapped.items()}
         batched = vmap(traced.trace, rows, size, traced.mode, randomness)  # type: ignore[arg-type]
         batched = Batched(sweep(batched.trace), batched.on)
-    outs, on = replay(batched.trace, traced.args), list(batched.on)
+    with traced.grad_mode():
+        outs, on = replay(batched.trace, traced.args), list(batched.on)
     for i, alias in traced.aliased.items():
         outs[i], on[i] = _view(alias, traced, mapped, size)
     if traced.out_spec.is_leaf() and isinstance(out_dims, tuple) and len(out_dims) == 1:

@@ -111,3 +111,32 @@ def test_what_vmap_does_not_map_says_what_it_says_outside(grad: bool) -> None:
         x, w = (torch.ones(2, requires_grad=f) for f in flags)
         with torch.set_grad_enabled(grad):
             assert torch.equal(fast(x, w), program(torch.func)(x, w)), flags
+
+
+def in_modes(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        constant = x.sin()
+    with torch.enable_grad():
+        kept = x.exp()
+    return x * constant + kept * (2 if torch.is_grad_enabled() else 3)
+
+
+AROUND = {"grad": torch.enable_grad, "no_grad": torch.no_grad}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("inside", AROUND)
+def test_a_mapped_function_turns_gradients_on_and_off(around: str, inside: str) -> None:
+    def program(T: Any, x: Tensor) -> Tensor:
+        with AROUND[around]():
+            return T.vmap(AROUND[inside]()(in_modes))(x)
+
+    x = torch.tensor([0.3, 1.2, -0.5], requires_grad=True)
+    seen = []
+    for T in (torch.func, tessera):
+        out = program(T, x)
+        grads = [torch.autograd.grad(out.sum(), x)[0]] if out.requires_grad else []
+        grads.append(T.grad(lambda y, T=T: program(T, y).sum())(x.detach()))
+        grads.append(T.vmap(T.grad(lambda y, T=T: program(T, y[None]).sum()))(x.detach()))
+        seen.append((out.detach(), grads))
+    torch.testing.assert_close(seen[1], seen[0])

@@ -8,9 +8,10 @@ numbers are baked in; other tensors closed over, such as a module's parameters, 
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,11 +61,16 @@ class Traced:
     out_spec: pytree.TreeSpec
     mode: FakeTensorMode
     aliased: dict[int, Aliased]  # outputs that are views of an input which the function writes
+    enables_grad: bool = False  # mapped under no_grad, the function turns gradients on for a part of itself
 
     @property
     def args(self) -> list[torch.Tensor]:
         """What the trace is called with to compute what the function computes."""
         return [*(self.leaves[i] for i in self.places), *self.captured]  # type: ignore[list-item]
+
+    def grad_mode(self) -> AbstractContextManager:
+        """What the trace runs in."""
+        return torch.enable_grad() if self.enables_grad else nullcontext()
 
     def input(self, place: int) -> Value:
         """The input that stands for the argument leaf at `place`."""
@@ -125,6 +131,10 @@ def trace_function(
             if any(words in str(error) for words in ASKS_IN_WORDS):
                 raise value_needed(error) from error
             raise
+        if builder.enables_grad and types:  # Gradients are on around it then: what runs without them is marked.
+            with torch.enable_grad():
+                again = trace_function(torch.no_grad()(fn), args, kwargs, types, name, close)
+            return dataclasses.replace(again, enables_grad=True)
         if builder.data_taken and differentiated:
             known = (*zip(recorded.trace.inputs, flags, strict=True), *recorded.trace.constants.items())
             refuse_data_writes(recorded.trace, builder.data_taken, with_history(known, recorded.trace.equations))
