@@ -335,8 +335,8 @@ def _barred(
     warmth, least = temperature.clamp(min=1e-6)[:, None], order[:, -1:]
     last = order.gather(-1, torch.where(top_k > 0, top_k, order.shape[1]).clamp(max=order.shape[1])[:, None] - 1)
     order = order.masked_fill(order < last, float("-inf"))
-    counted = torch.where(top_k[:, None] > 0, _total(order, warmth), _total(logits, warmth))
-    shares = (order.double() / warmth - counted).exp()
+    weights, every = (_weights(x, order[:, :1], warmth) for x in (order, logits))
+    shares = weights / torch.where(top_k[:, None] > 0, weights.sum(-1, True), every.sum(-1, True))
     out = (shares.cumsum(-1) - shares >= top_p[:, None]) & (top_p < 1)[:, None]
     out |= shares < min_p[:, None] * shares[:, :1]
     certain = torch.where(top_k[:, None] > 0, last > least, (out & (order > least)).any(-1, keepdim=True))
@@ -355,9 +355,9 @@ def _likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return order, tokens.gather(-1, places)
 
 
-def _total(logits: Tensor, warmth: Tensor) -> Tensor:
-    """The logarithm of the sum of their weights."""
-    return (logits.double() / warmth).logsumexp(-1, keepdim=True)
+def _weights(logits: Tensor, top: Tensor, warmth: Tensor) -> Tensor:
+    """How likely tokens are beside the likeliest: of two equal ones each has exactly a half."""
+    return ((logits.double() - top.double()) / warmth).exp()
 
 
 def _uniform(rows: Rows) -> Tensor:

@@ -98,6 +98,18 @@ def test_few_of_the_likeliest_say_what_all_would(monkeypatch: pytest.MonkeyPatch
     assert min(told, sorted_whole) > 100
 
 
+@pytest.mark.parametrize("equals", [2, 4, 8])
+def test_equal_tokens_have_exactly_equal_shares(equals: int) -> None:
+    """With top_p at a border between them, rounding must not let one more in."""
+    for temperature in (0.3, 0.7, 1.0, 1.3, 3.3):
+        for top in (90.0, 3.14159, -2.5):
+            logits = torch.full((1, 60), -1e4)
+            logits[0, 10 : 10 + equals] = top
+            for kept in range(1, equals):
+                asked = rows_of([Draw(Sampling(temperature=temperature, top_p=kept / equals))], [0])
+                assert (_cut(logits, asked) > float("-inf")).sum() == kept
+
+
 def test_temperature_0_takes_the_likeliest() -> None:
     logits = logits_of(5)
     assert torch.equal(choose(logits, rows([draw(Sampling(temperature=0))] * 5)), logits.argmax(-1))
