@@ -108,3 +108,21 @@ def test_the_gradient_of_a_cell_that_is_called_step_by_step() -> None:
         torch.testing.assert_close(got, want)
     joint = next(s.trace for s in tessera.stages(fast) if s.name.endswith("sum_products"))
     assert count(joint, "mm") <= 3 * LONG + 3  # those that lead back through the steps, and one a weight
+
+
+def test_other_sums_stay() -> None:
+    """Of everything, over other dimensions, of another dtype."""
+
+    def others(*xs: Tensor) -> list[Tensor]:
+        ways = [
+            lambda x: x.sum(),
+            lambda x: x.sum(1),
+            lambda x: x.sum((0, 1)),
+            lambda x: x.sum([]),
+            lambda x: x.sum(0, dtype=torch.float64),
+            lambda x: x[0].sum(0),
+        ]
+        return [torch.stack([w(x) for x in xs]).sum(0) + w(xs[0]) + sum(w(x) for x in xs) for w in ways]
+
+    after = check(others, [torch.randn(3, 4) for _ in range(STEPS)])
+    assert count(after, "cat") == 0

@@ -101,8 +101,8 @@ class Engines:
 
 
 def in_process(engine: Engine, count: int) -> tuple[Counter[str], dict[str, int]]:
-    """The ends, and how much more this process holds than after a tenth of the requests (files, threads: than before).
-    Raises AssertionError where anything is left."""
+    """The ends, and how much more this process holds than after a tenth of the requests (files: than before). Raises
+    AssertionError where anything is left."""
     asked, before, after = Engines(engine), held(), {}
     threads = threading.active_count()
 
@@ -118,7 +118,8 @@ def in_process(engine: Engine, count: int) -> tuple[Counter[str], dict[str, int]
     assert sum(ends.values()) == count and threading.active_count() == threads
     gc.collect()
     now = held()
-    return ends, {**{k: now[k] - before[k] for k in ("threads", "files")}, "memory": now["memory"] - after["memory"]}
+    # Libraries start threads of their own at the first request, and keep them.
+    return ends, {"files": now["files"] - before["files"], **{k: now[k] - after[k] for k in ("threads", "memory")}}
 
 
 async def over_http(url: str, processes: list[int], count: int) -> tuple[Counter[str], list[dict[str, int]]]:
@@ -164,7 +165,6 @@ async def over_http(url: str, processes: list[int], count: int) -> tuple[Counter
     more = []
     for process, then, was in zip(processes, before, early, strict=True):
         now = held(process)
-        # Libraries start threads of their own at the first request, and keep them.
         more.append({"files": now["files"] - then["files"], **{k: now[k] - was[k] for k in ("threads", "memory")}})
     return ends, more
 

@@ -64,9 +64,7 @@ class _Sums:
         made = self.rewrite.maker(v, name)
         if made is None or self.rewrite.reader(v) is None or not all(map(has_known_sizes, (v, *made.inputs()))):
             return False
-        args, options = made.bound()
-        plain = name == "mm" or (args[0].ndim == 2 and list(args[1] or ()) == [0] and not any(options.values()))  # type: ignore[union-attr, arg-type]
-        return plain and all(x.dtype == v.dtype for x in made.inputs())
+        return (name == "mm" or _sums_columns(made)) and all(x.dtype == v.dtype for x in made.inputs())
 
     def pays(self, terms: Sequence[Value]) -> bool:
         """Launches that go take longer than the copies."""
@@ -104,6 +102,12 @@ class _Sums:
         if key not in self.joined:
             self.joined[key] = aten.cat(list(values), dim)
         return self.joined[key]
+
+
+def _sums_columns(eqn: Equation) -> bool:
+    args, options = eqn.bound()
+    dims = args[1] if len(args) > 1 else None  # a sum of everything has none
+    return args[0].ndim == 2 and isinstance(dims, (list, tuple)) and list(dims) == [0] and not any(options.values())  # type: ignore[union-attr]
 
 
 def _adds(eqn: Equation) -> bool:
