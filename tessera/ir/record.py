@@ -596,6 +596,9 @@ def record_with(
     leaves, spec = pytree.tree_flatten(out)
     with builder.mode, fake.below_autograd():
         leaves = [recorder.fake(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        for x in leaves:
+            if isinstance(x, torch.Tensor):
+                recorder.ref(x)  # one that is closed over and only handed on is known from here
         closed = recorder.close() if close else {}
         tensors += closed.values()
         trace = recorder.finish(leaves, tensors, writes_closed)

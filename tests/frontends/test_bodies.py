@@ -453,3 +453,25 @@ def test_a_checkpoint_inside_a_transform_inside_a_compiled_function(transform):
     fast = tessera.jit(whole)
     assert_close(fast(x, y), whole(x, y))
     assert not tessera.explain(fast).breaks
+
+
+def test_a_body_that_hands_on_what_it_closes_over():
+    """Nothing in it reads the tensor: it is known by being a result alone."""
+
+    def handed(x):
+        view = x[0]
+
+        def body(z):
+            unread = z + 1  # noqa: F841
+            return F.dropout(view, 0.3, training=False), view.t(), view
+
+        return checkpoint(body, x.detach() * 2, use_reentrant=False)
+
+    x = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        for got, want in zip(tessera.jit(handed, frontend="functional")(x), handed(x), strict=True):
+            assert_close(got, want)
+    for got, want in zip(tessera.jit(handed, frontend="functional")(x), handed(x), strict=True):
+        assert_close(got, want)
+        assert got.requires_grad == want.requires_grad
+        assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
