@@ -36,6 +36,7 @@ from tessera.passes.decompose.add_rows import add_rows
 from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
+from tessera.passes.decompose.unturn import unturn
 from tessera.passes.fuse import regions as fuse
 from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, SCAN, Compiler, innermost, is_outer
 from tessera.passes.fuse.duplicate import duplicate
@@ -268,6 +269,7 @@ DECOMPOSE: Passes = (
     ("pool_offsets", _pool_offsets),
     ("add_rows", add_rows),
     ("decompose", _decompose),
+    ("unturn", unturn),
     ("split_bias", _split_bias),
 )
 PREPARE: Passes = (("duplicate", _duplicate), ("recompute", _recompute))
