@@ -243,12 +243,11 @@ def _meshes(trace: Block) -> list[Mesh]:
 
 def _free_symbols(trace: Block) -> set[str]:
     """Sizes a sub-trace mentions and does not read off its own values."""
-    return _mentioned(trace) - set(trace.symbols)
+    used = set[str]().union(*(symbols_in((eqn.args, eqn.kwargs)) for eqn in trace.equations))
+    return used.union(*(_free_symbols(body) for body in trace.inner())) - set(trace.symbols)
 
 
-def _mentioned(trace: Block) -> set[str]:
-    used = symbols_in(tuple(trace.outputs)).union(*(symbols_in((e.args, e.kwargs)) for e in trace.equations))
-    return used.union(*(_free_symbols(body) for body in trace.inner()))
+_WORDS = re.compile(r"[A-Za-z_]\w*")
 
 
 class _Function:
@@ -265,7 +264,7 @@ class _Function:
         self.around = around or (lambda index, line: [line])
         self.reference, self.types = module.reference, module.types
         self.helpers: list[Line] = []
-        self.mentioned = set() if self.types else _mentioned(trace)
+        self.sizes: dict[str, str] = {}  # lines that read one, and its name
 
     def lines(self, name: str, boxed: bool = False, over: dict[int, int] | None = None) -> list[Line]:
         """`over`: outputs that are written over inputs instead of given back, both by position."""
@@ -282,6 +281,7 @@ class _Function:
             body.append((f"{written}.view_as({value}).copy_({value})", None))
         outputs = tuple(o for place, o in enumerate(trace.outputs) if place not in over)
         body.append((f"return {self.tuple(outputs)}", None))
+        body = body if self.types else self.without_unread_sizes(body)
         names = ", ".join(v.name for v in trace.inputs)
         head = [f"def {identifier(name)}({'_given' if boxed else names}):"]
         if boxed:
@@ -319,13 +319,21 @@ class _Function:
         return no_grad if region is None else [*no_grad, f"tessera.recompute({region!r})"]
 
     def symbol_lines(self, defined: tuple[Value, ...] | list[Value]) -> list[str]:
-        """Bind the symbolic sizes that these values bring; run, a program reads no more than it uses."""
+        """Bind the symbolic sizes that these values bring."""
         lines = []
         for symbol, (value, dim) in self.trace.symbols.items():
-            if value in defined and value.name != symbol and (self.types or symbol in self.mentioned):
+            if value in defined and value.name != symbol:
                 name = self.module.sized(symbol)
                 lines.append(f"{name} = {value.name}" + ("" if dim is None else f".shape[{dim}]"))
+                self.sizes[lines[-1]] = name
         return lines
+
+    def without_unread_sizes(self, body: list[Line]) -> list[Line]:
+        """Run, a program reads no size that it does not use: nobody may know it any more."""
+        if not self.sizes:
+            return body
+        words = {word for line, _ in body if line.strip() not in self.sizes for word in _WORDS.findall(line)}
+        return [(line, eqn) for line, eqn in body if self.sizes.get(line.strip(), "") in {"", *words}]
 
     def equation(self, eqn: Equation) -> str:
         parts = [self.arg(a) for a in _without_end(eqn)] + [f"{k}={self.arg(a)}" for k, a in eqn.kwargs.items()]

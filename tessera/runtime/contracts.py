@@ -68,7 +68,8 @@ def checked_inputs(trace: Trace, run: Callable, boxed: bool) -> Callable:
 
     def checked(*args: object) -> object:
         given: Sequence = args[0] if boxed else args  # type: ignore[assignment]
-        symbols = {s: given[i] if dim is None else given[i].shape[dim] for s, i, dim in bound}
+        there = [(s, given[i], dim) for s, i, dim in bound if given[i] is not None]
+        symbols = {s: x if dim is None else x.shape[dim] for s, x, dim in there}
         for place, v in wanted:
             if difference := _difference(v.tensor, given[place], symbols, strides=True):
                 raise ContractError(f"{trace.name}: the input {v.name} is said to be {difference}")
