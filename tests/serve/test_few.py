@@ -10,7 +10,7 @@ from tessera.executors.rows import limits
 from tessera.serve.engine import Engine
 from tessera.serve.programs import KEPT
 
-LAYERS = 2
+LAYERS = 1
 PROMPTS = [[5, 6, 7], [9] * 20, [3, 1, 4, 1, 5], *([i, 2 * i] for i in range(2, 18))]
 
 
