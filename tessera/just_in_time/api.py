@@ -30,6 +30,7 @@ from tessera.pipeline.options import Options
 from tessera.runtime.buckets import Buckets, bucketed
 from tessera.torch_internals import dynamo, pytree
 from tessera.torch_internals.corrections import correct_dynamo
+from tessera.torch_internals.floats import keep_floats
 from tessera.torch_internals.tracing import trace_without_collection
 from tessera.transforms.fp8_recipe import FP8
 from tessera.util.config import config
@@ -154,6 +155,7 @@ def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> C
     correct_dynamo()
     follow_blocks()
     trace_without_collection(Handle)
+    keep_floats(Handle)
     ours = dynamo.config.recompile_limit == _PYTORCHS_LIMIT
     if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all
         options["recompile_limit"] = PROGRAMS  # type: ignore[assignment]

@@ -136,7 +136,24 @@ DYNAMIC: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "a window": (lambda q, k: (k <= q) & (k > q - 5), ""),
     "later": (lambda q, k: k >= q, ""),
     "shifted": (lambda q, k: k <= q + 1, ""),
+    "one text": (lambda q, k: (k <= q) & same_text(q, k, 1), "None, 0.0, True)"),
+    "every second place is a text": (lambda q, k: (k <= q) & same_text(q, k, 2), ""),
+    "looked up by row": (lambda q, k: k[torch.arange(1)[:, None], k] <= q, "None, 0.0, True)"),
+    "joined": (lambda q, k: torch.cat([k[:, :1] - 1, k], 1)[:, 1:] <= q, "None, 0.0, True)"),
+    "joined with a gap": (lambda q, k: torch.cat([k[:, :1] - 2, k], 1)[:, 1:] <= q, ""),
+    "looked up": (lambda q, k: k[:, :].expand(2, -1)[torch.zeros_like(q), k] <= q, ""),
+    "looked up by places": (lambda q, k: torch.cat([k, k[:, -1:] + 1], 1)[:, 1:][k * 0, k] <= q + 1, ""),
+    "from the end": (lambda q, k: k[0][k - 1] <= q, ""),
+    "never": (lambda q, k: (k <= q) & (k - k != 0), ""),
 }
+
+
+def same_text(q: Tensor, k: Tensor, step: int) -> Tensor:
+    """As libraries find texts that are packed into a row: a new one begins where places do not go up by one."""
+    places = torch.arange(0, step * k.shape[1], step)[None]
+    text = (torch.diff(places, prepend=places[:, :1] - 1) != 1).cumsum(-1)
+    row = torch.arange(1)[:, None]
+    return text[row, q] == text[row, k]
 
 
 @pytest.mark.parametrize("name", DYNAMIC)

@@ -1,8 +1,9 @@
 """What a mask says of places, told from the equations that make it.
 
-In: a boolean value whose makers compare positions: `arange`, shifted, viewed, compared, joined by "and". Out: the
-conditions under which it is true, each `constant + Σ step · index >= 0` over the dimensions of the value. Sizes may be
-symbols; nothing is computed.
+In: a boolean value whose makers compare positions: `arange`, shifted, viewed, looked up, compared, joined by "and".
+Out: the conditions under which it is true, each `constant + Σ step · index >= 0` over the dimensions of the value.
+Sizes may be symbols; nothing is computed. Libraries that pack several texts into a row count where positions do not go
+up by one: of positions that do, it is told that there is one text.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def _places(v: Arg, makers: dict[Value, Equation]) -> Places | None:
         return None
     if eqn.opname in COMPARED:
         return _compared(eqn, makers)
+    if eqn.opname in ("eq", "ne"):
+        return _equal(eqn, makers)
     if eqn.opname in AND:
         pair = [_lifted(a, eqn.out, makers) for a in eqn.args[:2]]
         return pair[0] | pair[1] if all(isinstance(p, frozenset) for p in pair) else None  # type: ignore[operator]
@@ -67,7 +70,8 @@ def _places(v: Arg, makers: dict[Value, Equation]) -> Places | None:
         return frozenset() if eqn.out.dtype is torch.bool and filled in (True, 1) else None
     if eqn.opname in ("add", "sub"):
         return _shifted(eqn, makers)
-    return _viewed(eqn, makers)
+    rule = LOOKED_UP.get(eqn.opname)
+    return rule(eqn, makers) if rule is not None else _viewed(eqn, makers)
 
 
 def _positions(eqn: Equation) -> Affine | None:
@@ -78,11 +82,23 @@ def _positions(eqn: Equation) -> Affine | None:
 
 
 def _shifted(eqn: Equation, makers: dict[Value, Equation]) -> Affine | None:
-    (x, by), keywords = eqn.bound()[0][:2], eqn.bound()[1]
-    places = _places(x, makers)
-    if not isinstance(places, Affine) or type(by) is not int or keywords.get("alpha", 1) != 1:
+    pair = [_lifted(a, eqn.out, makers) for a in eqn.args[:2]]
+    whole = eqn.out.dtype in (torch.int64, torch.int32) and eqn.bound()[1].get("alpha", 1) == 1
+    if not whole or not isinstance(pair[0], Affine) or not isinstance(pair[1], Affine):
         return None
-    return Affine(places.constant + (by if eqn.opname == "add" else -by), places.steps)
+    return pair[0].plus(pair[1], 1 if eqn.opname == "add" else -1)
+
+
+def _equal(eqn: Equation, makers: dict[Value, Equation]) -> frozenset[Affine] | None:
+    """Where two numbers are as far apart at every index: always or never."""
+    left, right = (_lifted(a, eqn.out, makers) for a in eqn.args[:2])
+    if not isinstance(left, Affine) or not isinstance(right, Affine):
+        return None
+    difference = left.plus(right, -1)
+    if any(difference.steps):
+        return None
+    always = (difference.constant == 0) is (eqn.opname == "eq")
+    return frozenset() if always else frozenset((Affine(-1, difference.steps),))
 
 
 def _compared(eqn: Equation, makers: dict[Value, Equation]) -> frozenset[Affine] | None:
@@ -138,6 +154,79 @@ def _viewed(eqn: Equation, makers: dict[Value, Equation]) -> Places | None:
                 order[a], order[b] = order[b], order[a]
             return _over(places, lambda steps: tuple(steps[d] for d in order))
     return None
+
+
+# --- parts, and what is put together ---
+
+
+def _part(eqn: Equation, makers: dict[Value, Equation]) -> Places | None:
+    """From a place on, and every so many."""
+    x, dim, start, _, step = (*eqn.bound()[0], *(None,) * 4)[:5]
+    dim, start = dim or 0, start or 0
+    step = 1 if step is None or eqn.opname == "narrow" else step
+    places = _places(x, makers)
+    if places is None or type(start) is not int or start < 0 or type(step) is not int or type(dim) is not int:
+        return None
+    at = dim % eqn.out.ndim
+
+    def part(c: Affine) -> Affine:
+        steps = (*c.steps[:at], c.steps[at] * step, *c.steps[at + 1 :])
+        return Affine(c.constant + c.steps[at] * start, steps)
+
+    return part(places) if isinstance(places, Affine) else frozenset(map(part, places))
+
+
+def _joined(eqn: Equation, makers: dict[Value, Equation]) -> Affine | None:
+    """Pieces that go on where the one before ends."""
+    pieces, *dim = eqn.bound()[0]
+    assert isinstance(pieces, (list, tuple))
+    at = (dim[0] if dim and type(dim[0]) is int else 0) % eqn.out.ndim  # type: ignore[operator]
+    found = [(x, _places(x, makers)) for x in pieces]
+    starts: list[int] = [0]
+    for x in pieces[:-1]:
+        size = x.shape[at] if isinstance(x, Value) and x.ndim == eqn.out.ndim else None
+        if type(size) is not int:
+            return None
+        starts.append(starts[-1] + size)
+    last = found[-1][1]
+    if not isinstance(last, Affine) or size_key(pieces[-1].shape[at]) == 1:  # type: ignore[union-attr]
+        return None
+    whole = Affine(last.constant - last.steps[at] * starts[-1], last.steps)
+    for (x, places), start in zip(found[:-1], starts, strict=False):
+        if not isinstance(places, Affine) or places.constant != whole.constant + whole.steps[at] * start:
+            return None
+        steps = zip(places.steps, whole.steps, x.tensor.shape, strict=True)  # type: ignore[union-attr]
+        if any(own != other and size_key(size) != 1 for own, other, size in steps):
+            return None
+    return whole
+
+
+def _counted(eqn: Equation, makers: dict[Value, Equation]) -> Affine | None:
+    """A running count of what never is."""
+    places = _places(eqn.args[0], makers)
+    if not isinstance(places, frozenset) or eqn.out.dtype not in (torch.int64, torch.int32):
+        return None
+    never = any(c.constant < 0 and not any(c.steps) for c in places)
+    return Affine(0, (0,) * eqn.out.ndim) if never else None
+
+
+def _looked_up(eqn: Equation, makers: dict[Value, Equation]) -> Affine | None:
+    """A number for each dimension says where; from the end on, where it is negative."""
+    table, indices = eqn.args[:2]
+    places = _places(table, makers)
+    assert isinstance(indices, (list, tuple)) and isinstance(table, Value)
+    if not isinstance(places, Affine) or len(indices) != table.ndim:
+        return None
+    found = Affine(places.constant, (0,) * eqn.out.ndim)
+    for index, step in zip(indices, places.steps, strict=True):
+        at = _lifted(index, eqn.out, makers)
+        if not isinstance(at, Affine) or not at.never_negative(eqn.out.tensor.shape):
+            return None
+        found = found.plus(at, step)
+    return found
+
+
+LOOKED_UP = {"slice": _part, "narrow": _part, "cat": _joined, "cumsum": _counted, "index": _looked_up}
 
 
 def _over(places: Places, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Places:
