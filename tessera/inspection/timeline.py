@@ -1,12 +1,13 @@
 """A timeline of one rank's program: what it computes, what it exchanges, and how much of that nothing hides.
 
 In: a final program and a `Machine`. Out: a `Timeline`. Equations run one after the other on the device, each for as
-long as its arithmetic or its bytes take, whichever is more (`inspection/work.py`); exchanges run beside them, for as
-long as the link takes for their bytes, and a latency. What a rank copies to send it, or to put together what came, is
-work of its device. Ranks that stand next to each other fill a box, inside of which the machine's own links
-join them; between boxes each device has a link to the network. An exchange among whole boxes uses all of theirs, in
-rings. What goes over one kind of link goes one after the other. Where a program waits, that time is exposed, at some
-line.
+long as its arithmetic or its bytes take, whichever is more (`inspection/work.py`), and none before the host has
+launched it, where the machine's description says what that takes: a program of small kernels is bound by its host.
+Exchanges run beside them, for as long as the link takes for their bytes, and a latency. What a rank copies to send it,
+or to put together what came, is work of its device. Ranks that stand next to each other fill a box, inside of which the
+machine's own links join them; between boxes each device has a link to the network. An exchange among whole boxes uses
+all of theirs, in rings. What goes over one kind of link goes one after the other. Where a program waits, that time is
+exposed, at some line.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from math import prod
 
 from tessera.inspection.work import rate, work
 from tessera.ir.dist import Collective, axis_in, bytes_copied, bytes_sent, exchange_of, is_collective
-from tessera.ir.equation import Equation, Value, short_path
+from tessera.ir.equation import Equation, Special, Value, short_path
 from tessera.ir.trace import Trace
 from tessera.machines import Machine
 
@@ -28,6 +29,7 @@ NETWORK = "link.network"
 class Timeline:
     seconds: float = 0.0  # until the last equation is done
     computing: float = 0.0
+    launching: float = 0.0  # seconds in which the device waits for the host
     exchanging: float = 0.0  # all exchanges together
     exposed: dict[str, float] = field(default_factory=dict)  # line -> seconds in which the device waits
     by_name: dict[str, float] = field(default_factory=dict)  # the same by collective
@@ -39,21 +41,53 @@ class Timeline:
 
     def __str__(self) -> str:
         work, all_, hidden = (1e3 * t for t in (self.computing, self.exchanging, self.exchanging - self.waiting))
-        head = f"{self.seconds * 1e3:.3f} ms: {work:.3f} of work, {all_:.3f} of exchanges, of which {hidden:.3f} hidden"
+        host = f", {1e3 * self.launching:.3f} of waiting for the host" if self.launching else ""
+        sent = f"{all_:.3f} of exchanges, of which {hidden:.3f} hidden"
+        head = f"{self.seconds * 1e3:.3f} ms: {work:.3f} of work{host}, {sent}"
         rows = sorted(self.exposed.items(), key=lambda row: -row[1])
         return "\n".join([head, *(f"  {seconds * 1e3:8.3f} ms exposed at {line}" for line, seconds in rows)])
+
+
+@dataclass
+class Clock:
+    """When the device is done with what it was given, and the host with launching it; both run on from program to
+    program."""
+
+    machine: Machine
+    device: float = 0.0
+    host: float = 0.0
+    launching: float = 0.0  # in which the device waited for the host
+
+    def run(self, eqn: Equation) -> float:
+        """Give an equation to the device; seconds that it takes there."""
+        taken = _work(eqn, self.machine, False)
+        self.host += _launch(eqn, self.machine)
+        if taken:
+            self.launching += max(0.0, self.host - self.device)
+            self.device = max(self.device, self.host) + taken
+        return taken
+
+    def run_all(self, trace: Trace) -> float:
+        """Run a program without its exchanges; when the device is done with it."""
+        for eqn in trace.equations:
+            self.run(eqn)
+        return self.device
 
 
 def timeline(trace: Trace, machine: Machine, link: str = "nvlink", fused: bool = False) -> Timeline:
     """What one rank does, on this machine with links of that kind. With `fused` arithmetic alone takes time, as if all
     that moves memory were part of other kernels: then what is exposed is the most that it can be."""
-    told, now = Timeline(), 0.0
+    told, clock = Timeline(), Clock(machine)
     free: dict[str, float] = {}  # when each kind of link has done what was given to it
     ends: dict[Value, float] = {}
     for eqn in trace.equations:
-        taken = _work(eqn, machine, fused)
+        if fused:
+            taken = _work(eqn, machine, fused)
+            clock.device += taken
+        else:
+            taken = clock.run(eqn)
         told.computing += taken
-        now += taken
+        now = clock.device
         if exchange_of(eqn) is not None:
             kind, taken = _exchange(eqn, machine, link)
             free[kind] = max(free.get(kind, 0.0), now) + taken
@@ -71,14 +105,9 @@ def timeline(trace: Trace, machine: Machine, link: str = "nvlink", fused: bool =
             told.exposed[line] = told.exposed.get(line, 0.0) + end - now
             what = str(eqn.args[2] if is_collective(eqn, "wait") else exchange_of(eqn)[0])  # type: ignore[index]
             told.by_name[what] = told.by_name.get(what, 0.0) + end - now
-        now = end
-    told.seconds = now
+        clock.device = end
+    told.seconds, told.launching = clock.device, clock.launching
     return told
-
-
-def working(trace: Trace, machine: Machine) -> float:
-    """Seconds of a rank's own device alone, whatever its links are."""
-    return sum(_work(eqn, machine, False) for eqn in trace.equations)
 
 
 def equation_seconds(eqn: Equation, machine: Machine, link: str = "nvlink", fused: bool = False) -> float:
@@ -110,6 +139,18 @@ def _work(eqn: Equation, machine: Machine, fused: bool) -> float:
     of = work(eqn)
     arithmetic = of.matrix_flops / rate(eqn, machine)
     return arithmetic if fused else max(arithmetic + of.flops / machine.flops, of.bytes / machine.bandwidth)
+
+
+def _launch(eqn: Equation, machine: Machine) -> float:
+    """Of the host, until an equation is on its way to the device; nothing where nobody measured that. A view is no
+    kernel, and to wait for an exchange launches nothing."""
+    region = isinstance(eqn.op, Special) and eqn.op.body is not None
+    if is_collective(eqn, "wait") or (not region and exchange_of(eqn) is None and not work(eqn).bytes):
+        return 0.0
+    for figure in ("launch", "call") if region else ("call",):
+        if figure in machine:
+            return machine[figure]
+    return 0.0
 
 
 def _line(eqn: Equation) -> str:

@@ -22,11 +22,12 @@ from tessera.distributed.channel import GroupChannel, empty_of
 from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.pipelined import Worker, joined
 from tessera.distributed.sharding import Sharding
-from tessera.distributed.weights import local_of, placement_of
+from tessera.distributed.weights import placement_of
 from tessera.ir.equation import Value
 from tessera.just_in_time.sharded import held_by
 from tessera.pipeline.pipelined import microbatches
 from tessera.runtime.autograd import below_autograd
+from tessera.torch_internals.distributed import part_of
 from tessera.transforms.pipelined.orders import in_two
 from tessera.transforms.pipelined.places import Held
 from tessera.util.errors import DoubleBackwardError, InputError, OptionError
@@ -106,7 +107,7 @@ class PipelinedProgram:
         if self.compilation.executable is not self.executable:  # it was edited
             self.__init__(self.model, self.sharding, self.forward, self.compilation)
         pipeline, worker = self.pipeline, copy.copy(self.worker)
-        local = dict(zip(self.inputs, (local_of(x).detach() for x in tensors), strict=True))
+        local = dict(zip(self.inputs, (part_of(x).detach() for x in tensors), strict=True))
         with below_autograd():
             given = [local[v] for v in pipeline.batch]
             draws = self.executable.draws

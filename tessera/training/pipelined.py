@@ -21,13 +21,13 @@ from tessera.distributed.pipelined import Worker, joined
 from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.users_line import at_users_line
-from tessera.distributed.weights import local_of
 from tessera.ir.equation import Value
 from tessera.just_in_time.backend import GraphRecord
 from tessera.just_in_time.sharded import batch_key
 from tessera.pipeline.pipelined import Piped, microbatches, same_lines, with_counts
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
+from tessera.torch_internals.distributed import part_of
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.pipelined_program import PipelinedCompilation
 from tessera.training.run import Settings
@@ -153,11 +153,11 @@ class _Program:
 
     def run(self, batch: list[Tensor]) -> object:
         step, of = self.step, self.compilation
-        params, buffers = dict(step.model.named_parameters()), dict(step.model.named_buffers())
+        params, buffers = step.params(), step.buffers()
         values = of.grads
-        held = {v: local_of(params[name]) for name, v in of.pipeline.weights.items()}
+        held = {v: part_of(params[name]) for name, v in of.pipeline.weights.items()}
         held |= {v: buffers[name] for name, v in of.pipeline.buffers.items()}
-        sums = {values[n]: local_of(g) for n in of.own if (g := params[n].grad) is not None}
+        sums = {values[n]: part_of(g) for n in of.own if (g := params[n].grad) is not None}
         with below_autograd():
             count, draws = of.piped.schedule.microbatches, of.executable.draws
             given = with_counts(of.pipeline.batch, batch, count, of.executable.counts)
@@ -205,7 +205,7 @@ class _Program:
         state.drop_grads()
         if of.update is not None:
             own = [params[name] for name in of.own]
-            more = [norms if e.kind == "norms" else local_of(state.tensor(e, own, numbers)) for e in of.extras]
+            more = [norms if e.kind == "norms" else part_of(state.tensor(e, own, numbers)) for e in of.extras]
             tensors = [*(grads[name] for name in of.own), *more]
             kept = of.update.run(*tensors)
             torch.autograd.graph.increment_version([tensors[i] for i in of.written])
@@ -227,7 +227,7 @@ class _Program:
         """Weights that several ranks read, and buffers that one of them wrote."""
         for name, (owner, ranks, _) in self.compilation.pipeline.held.items():
             if len(ranks) > 1 and name in self.compilation.with_grads:
-                self.channel.hand_on(local_of(params[name]), owner, [r for r in ranks if r != owner])
+                self.channel.hand_on(part_of(params[name]), owner, [r for r in ranks if r != owner])
         for name, home in self.written.items():
             self.channel.share(buffers[name], home)
 

@@ -198,6 +198,9 @@ ASKING = {
     "item": lambda model, x: model(x).sum() * x.sum().item(),
     "numpy": lambda model, x: model(x).sum() * float(x.numpy().sum()),
     "backward": lambda model, x: model(x).sum().backward(),
+    "ctc_loss": lambda model, x: torch.nn.functional.ctc_loss(
+        model(x).unsqueeze(1), torch.ones(1, 1), torch.tensor([2]), x[:1, 0].long()
+    ),
     "tolist": lambda model, x: sum(model(x)[i].sum() for i in x[:, 0].long().tolist()),
 }
 
@@ -206,7 +209,9 @@ ASKING = {
 def test_what_a_step_asks_of_a_value_has_a_line(alone, loss) -> None:
     model = tessera.shard(torch.nn.Linear(2, 2), alone, "ddp")
     step = tessera.train_step(model, loss, torch.optim.SGD(model.parameters()))
-    with pytest.raises(CaptureError, match=r"test_mesh_messages.py:\d+: .*(torch.where|Give the loss)"):
+    with pytest.raises(
+        CaptureError, match=r"test_mesh_messages.py:\d+: .*(torch.where|Give the loss|give it Python numbers)"
+    ):
         step(torch.ones(2, 2))
 
 

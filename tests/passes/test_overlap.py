@@ -7,7 +7,7 @@ import torch
 
 from tessera.distributed import in_step
 from tessera.frontends.functional.trace import trace_function
-from tessera.inspection.timeline import timeline
+from tessera.inspection.timeline import Clock, timeline
 from tessera.ir.builder import Builder, emit
 from tessera.ir.dist import EXCHANGES, OVER, bytes_copied, bytes_sent, exchange_of, is_collective, on
 from tessera.ir.mesh import Mesh
@@ -16,6 +16,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import verify
 from tessera.machines import machine
+from tessera.machines.here import with_figures
 from tessera.passes.memory.alias import roots
 from tessera.passes.memory.overlap import overlap
 from tessera.transforms.shard.partition import shard
@@ -75,6 +76,27 @@ def test_with_room_for_all_every_gather_begins_at_once() -> None:
 def test_a_program_of_one_rank_stays_as_it_is() -> None:
     trace = trace_function(layers, (torch.randn(4, 4), torch.randn(4, 4))).trace
     assert overlap(trace) is trace
+
+
+def test_small_kernels_wait_for_the_host() -> None:
+    """Unless the device has enough to do; views are no kernels, and what is fused launches nothing."""
+    program, _ = local()
+    h100 = machine("h100")
+    slow = with_figures(h100, {"call": 1e-3}, "made up")
+    before, after = timeline(program, h100), timeline(program, slow)
+    kernels = sum(e.opname in ("matmul", "relu") for e in program.equations)
+    assert before.launching == 0 and after.computing == before.computing
+    assert after.seconds > 1e-3 * kernels > before.seconds and after.launching > 0.9e-3 * kernels
+    assert f"{1e3 * after.launching:.3f} of waiting for the host" in str(after) and "host" not in str(before)
+    assert timeline(program, slow, fused=True) == timeline(program, h100, fused=True)
+
+
+def test_a_busy_device_lets_the_host_run_ahead() -> None:
+    program, _ = local()
+    quick = with_figures(machine("h100"), {"call": 1e-12}, "made up")
+    clock = Clock(quick)
+    once = clock.run_all(program)
+    assert clock.run_all(program) == pytest.approx(2 * once, rel=1e-3) and clock.launching < 1e-9
 
 
 def test_a_timeline_tells_what_is_hidden() -> None:

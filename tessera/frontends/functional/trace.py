@@ -31,7 +31,13 @@ from tessera.ops.op import keep_whole
 from tessera.torch_internals import pytree
 from tessera.torch_internals.autograd import TensorBase
 from tessera.torch_internals.dispatch import disable_current_modes, is_traceable_wrapper_subclass
-from tessera.torch_internals.fake import DataDependentOutputException, FakeTensor, FakeTensorMode, detect_fake_mode
+from tessera.torch_internals.fake import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    detect_fake_mode,
+)
 from tessera.torch_internals.functorch import functorch_interpreters
 from tessera.torch_internals.memory import memory_of
 from tessera.torch_internals.shapes import GuardOnDataDependentSymNode
@@ -127,6 +133,11 @@ def trace_function(
                 recorded = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
+        except DynamicOutputShapeException as error:  # an operator for whose sizes PyTorch has no symbols
+            raise CaptureError(
+                f"{error_line(error)}: the sizes of what {error.func} gives are known only when the program runs; give "
+                "it Python numbers in place of tensors that hold lengths or counts, or keep the shape"
+            ) from error
         except (RuntimeError, IndexError) as error:
             if any(words in str(error) for words in ASKS_IN_WORDS):
                 raise value_needed(error) from error

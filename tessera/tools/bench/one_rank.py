@@ -24,12 +24,13 @@ import tessera
 from tessera.distributed.channel import GroupChannel
 from tessera.distributed.communicator import bind
 from tessera.inspection.memory import most_allocated
-from tessera.inspection.timeline import working
+from tessera.inspection.timeline import Clock
 from tessera.ir.dist import Communicator, on
 from tessera.machines import Machine, machine_of
 from tessera.machines.here import with_figures
 from tessera.machines.measure import seconds
-from tessera.tools.bench.machine import attention, products
+from tessera.pipeline.account import Program
+from tessera.tools.bench.machine import attention, host, products
 from tessera.tools.llama import Llama, LlamaConfig
 from tessera.training.needs import Needs, needs
 from tessera.training.pipelined import PipelinedStep
@@ -147,17 +148,24 @@ def rank_of(case: Case, config: LlamaConfig, length: int, device: torch.device) 
 
 
 def foreseen(of: ShardedCompilation, machine: Machine) -> tuple[float, Needs]:
-    """Seconds of work in a step, and the memory that it needs."""
+    """Seconds of work in a step, and of waiting for the host that launches it; and the memory that it needs."""
+    clock = Clock(machine)
+    for program in _run_in_turn(of):
+        clock.run_all(program.trace)
+    return clock.device, needs(of)
+
+
+def _run_in_turn(of: ShardedCompilation) -> Iterator[Program]:
+    """The programs of a step, each as often as it runs."""
     if not isinstance(of, PipelinedCompilation):
-        return sum(working(p.trace, machine) for p in of.programs), needs(of)
-    times = {part: working(p.trace, machine) for part, p in of.executable.parts.items()}
-    actions = [step.action for step in of.pipeline.rows[of.piped.rank] if isinstance(step, Do)]
-    more = [p for p in (of.norms, of.update) if p is not None]
-    whole = sum(working(p.trace, machine) for p in more)
-    for action in actions:
-        kinds = ("B", "W") if action.kind == "B" and not of.piped.schedule.split else (action.kind,)
-        whole += sum(times.get((kind, action.stage), 0.0) for kind in kinds)
-    return whole, needs(of)
+        yield from of.programs
+        return
+    for step in of.pipeline.rows[of.piped.rank]:
+        if isinstance(step, Do):
+            whole = step.action.kind == "B" and not of.piped.schedule.split
+            parts = [(kind, step.action.stage) for kind in (("B", "W") if whole else (step.action.kind,))]
+            yield from (of.executable.parts[part] for part in parts if part in of.executable.parts)
+    yield from (p for p in (of.norms, of.update) if p is not None)
 
 
 def measured(case: Case, config: LlamaConfig, length: int, machine: Machine, device: torch.device) -> Told:
@@ -179,6 +187,7 @@ def rates(device: torch.device, config: LlamaConfig, rows: int, length: int) -> 
     known = machine_of(device)
     figures = {"sustained.bfloat16": products(device, DTYPES[device.type], rows * length, config.width, config.hidden)}
     figures |= attention(device, DTYPES[device.type], rows, config.heads, config.kv_heads, length, config.head)
+    figures |= dict(host(device, known))
     return with_figures(known, figures, "measured here")
 
 
