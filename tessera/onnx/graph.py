@@ -31,6 +31,7 @@ class RunningGraph:
         self.inputs = tuple(v.name for v in graph.inputs if v.name not in graph.initializers)
         self.outputs = tuple(v.name for v in graph.outputs)
         self.infos = {v.name: v for v in graph.inputs}
+        self.held = sum(x.nbytes for x in graph.initializers.values() if isinstance(x, torch.Tensor))
         self.backend = Backend(options, name=re.sub(r"\W", "_", graph.name[:60]).strip("_") or "graph")
         self.reset()
 
@@ -42,9 +43,10 @@ class RunningGraph:
     def __call__(self, values: dict[str, object]) -> tuple[object, ...]:
         device = self.device(values)
         if recording() is not None or torch.compiler.is_exporting():  # inside a transform, which traces it
-            return self.direct(Importer(self.model, self.limits, device), values)
+            return self.direct(Importer(self.model, self.limits.given(self.bytes(values)), device), values)
+        limits = self.compiler.limits = self.limits.given(self.bytes(values))
         if not self.compiles:
-            return self.direct(Interpreter(self.model, self.limits, device), values)
+            return self.direct(Interpreter(self.model, limits, device), values)
         place, parts = 0, self.plan.parts
         while place < len(parts):
             results = self.compiler.call(parts[place], values, device)
@@ -66,6 +68,10 @@ class RunningGraph:
         for node in self.model.graph.nodes:
             interpreter.run_node(node, scope)
         return scope.values
+
+    def bytes(self, values: Mapping[str, object]) -> int:
+        """Of the weights and of these arguments."""
+        return self.held + sum(x.numel() * x.element_size() for x in values.values() if isinstance(x, torch.Tensor))
 
     def device(self, values: Mapping[str, object]) -> torch.device:
         for x in values.values():

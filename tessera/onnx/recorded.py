@@ -51,7 +51,7 @@ def whole_graph(net: OnnxModule, args: tuple, kwargs: Mapping[str, object], dyna
     inputs = {n: given[n] if n in given else state[n] for n in part.inputs}
     constants = {n: x for n, x in inputs.items() if n not in given and state.known(n)}
     plain = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in constants.items()}
-    importer = Importer(graph.model, graph.limits, graph.device(given))
+    importer = Importer(graph.model, graph.limits.given(graph.bytes(given)), graph.device(given))
     dims = graph.compiler.dynamic(part, inputs, set(constants))
     env, mode = any_size()
     try:

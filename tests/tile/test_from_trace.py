@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from programs import trace_of
 
+import tessera
 from tessera.ir.interp import run
 from tessera.tile.dialect import interp
 from tessera.tile.dialect.index import name
@@ -499,3 +500,15 @@ def test_a_size_that_divides_a_negative_number_is_in_no_kernel(start: Callable) 
 
     with pytest.raises(Unlowerable, match="may be negative"):
         lower(trace_of(fn, torch.randn(8), dynamic=(0,)))
+
+
+def test_cats_of_cats_are_no_kernel_of_all_ways_through_them() -> None:
+    """Each doubles the places at which the innermost is read; fusion stops before that is more than code can hold."""
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(9):
+            x = torch.cat([x, x.sin()])
+        return x
+
+    x = torch.randn(4)
+    torch.testing.assert_close(tessera.jit(doubled)(x), doubled(x))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from tessera.frontends.onnx.errors import OnnxError
+from tessera.frontends.onnx.external import Origin
 from tessera.frontends.onnx.limits import Limits
 from tessera.frontends.onnx.proto import onnx
 from tessera.frontends.onnx.structure import Reference
@@ -32,10 +33,10 @@ _LISTS = {"floats", "ints", "strings", "tensors", "graphs", "sparse_tensors", "t
 
 
 class AttributeReader:
-    def __init__(self, graph: Callable, folder: str | None, limits: Limits) -> None:
-        self.graph, self.folder, self.limits = graph, folder, limits
+    def __init__(self, graph: Callable, origin: Origin, limits: Limits) -> None:
+        self.graph, self.origin, self.limits = graph, origin, limits
 
-    def read_all(self, node: onnx.NodeProto, where: str, visible: frozenset[str], depth: int) -> dict[str, object]:
+    def read_all(self, node: onnx.NodeProto, where: str, visible: Container[str], depth: int) -> dict[str, object]:
         """`visible`: the names that a graph among them may read."""
         attributes: dict[str, object] = {}
         for a in node.attribute:
@@ -45,7 +46,7 @@ class AttributeReader:
             attributes[a.name] = self.read(a, where, visible, depth)
         return attributes
 
-    def read(self, a: onnx.AttributeProto, where: str, visible: frozenset[str], depth: int) -> object:
+    def read(self, a: onnx.AttributeProto, where: str, visible: Container[str], depth: int) -> object:
         what = f"{where}: attribute {a.name!r}"
         if a.ref_attr_name:
             return Reference(a.ref_attr_name)
@@ -63,13 +64,13 @@ class AttributeReader:
             case "strings":
                 return [_text_or_bytes(s) for s in value]
             case "t":
-                return read_tensor(value, self.folder, self.limits, what)
+                return read_tensor(value, self.origin, self.limits, what)
             case "tensors":
-                return [read_tensor(t, self.folder, self.limits, what) for t in value]
+                return [read_tensor(t, self.origin, self.limits, what) for t in value]
             case "sparse_tensor":
-                return read_sparse(value, self.folder, self.limits, what)
+                return read_sparse(value, self.origin, self.limits, what)
             case "sparse_tensors":
-                return [read_sparse(t, self.folder, self.limits, what) for t in value]
+                return [read_sparse(t, self.origin, self.limits, what) for t in value]
             case "g":
                 return self.graph(value, visible, f"{what}: graph {value.name!r}", depth)
             case "graphs":
@@ -82,10 +83,6 @@ class AttributeReader:
         if len(filled) != 1:
             raise OnnxError(f"{what}: expected one value of a known type, got type {a.type} and {len(filled)} values")
         return filled[0]
-
-
-def holds_graph(a: onnx.AttributeProto) -> bool:
-    return a.HasField("g") or len(a.graphs) > 0
 
 
 def _text_or_bytes(data: bytes) -> str:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
-from tessera.frontends.onnx.attributes import AttributeReader, check_name, holds_graph
+from tessera.frontends.onnx.attributes import AttributeReader, check_name
 from tessera.frontends.onnx.errors import OnnxError
+from tessera.frontends.onnx.external import Origin
 from tessera.frontends.onnx.limits import LIMITS, Limits
 from tessera.frontends.onnx.proto import DecodeError, onnx
 from tessera.frontends.onnx.structure import Function, Graph, Key, Model, Node, ValueInfo, reads, subgraphs
 from tessera.frontends.onnx.tensors import check_texts, read_sparse, read_tensor
 
 NEWEST = onnx.defs.onnx_opset_version()
+LEAST_NODES = 64  # a file with fewer is taken for one of so many
 Source = str | os.PathLike | bytes | bytearray | memoryview | onnx.ModelProto
 
 
@@ -61,10 +63,11 @@ def _parsed(data: bytes, where: str, limits: Limits) -> onnx.ModelProto:
 
 class ModelReader:
     def __init__(self, message: onnx.ModelProto, path: str, folder: str | None, limits: Limits) -> None:
-        self.message, self.path, self.folder, self.limits = message, path, folder, limits
+        self.message, self.path, self.limits = message, path, limits
+        self.origin = Origin(folder, limits)
         self.file = path or "the model"
         self.nodes = 0
-        self.attributes = AttributeReader(self.graph, folder, limits)
+        self.attributes = AttributeReader(self.graph, self.origin, limits)
 
     def model(self) -> Model:
         m = self.message
@@ -78,8 +81,10 @@ class ModelReader:
         functions = self.functions(opsets)
         self._check_calls(functions, opsets)
         graph = self.graph(m.graph, frozenset(), f"{self.file}: graph {m.graph.name!r}", 0)
-        for node in _every_node(graph.nodes):
+        nodes = list(_every_node(graph.nodes))
+        for node in nodes:
             self._check_domain(node, opsets, functions, self.file)
+        self._check_expansion(nodes, functions)
         training = tuple(self._training(info, graph) for info in m.training_info)
         metadata = {p.key: p.value for p in m.metadata_props}
         check_texts(f"{self.file}: metadata", *metadata, *metadata.values())
@@ -150,6 +155,22 @@ class ModelReader:
         for key in functions:
             visit(key, ())
 
+    def _check_expansion(self, nodes: list[Node], functions: Mapping[Key, Function]) -> None:
+        """A few functions that call each other twice, and so on, are no more than their bytes justify."""
+        sizes: dict[Key, int] = {}
+
+        def size(listed: Iterable[Node]) -> int:
+            return sum(1 + (called(n.key) if n.key in functions else 0) for n in listed)
+
+        def called(key: Key) -> int:
+            if key not in sizes:
+                sizes[key] = size(_every_node(functions[key].nodes))
+            return sizes[key]
+
+        most = max(self.nodes, LEAST_NODES) * self.limits.expanded
+        if (count := size(nodes)) > most:
+            raise OnnxError(f"{self.file}: {count} nodes where functions are called; at most {most} for {self.nodes}")
+
     def _check_domain(self, node: Node, opsets: Mapping[str, int], functions: Mapping, where: str) -> None:
         if node.domain not in opsets and node.key not in functions:
             raise OnnxError(f"{where}: {node}: no opset is imported for domain {node.domain or 'ai.onnx'!r}")
@@ -161,7 +182,7 @@ class ModelReader:
 
     # --- graphs ---
 
-    def graph(self, g: onnx.GraphProto, outer: frozenset[str], where: str, depth: int) -> Graph:
+    def graph(self, g: onnx.GraphProto, outer: Container[str], where: str, depth: int) -> Graph:
         """`outer`: the names that graphs around it define before it."""
         if depth > self.limits.nesting:
             raise OnnxError(f"{where}: graphs are nested more than {self.limits.nesting} deep")
@@ -184,10 +205,10 @@ class ModelReader:
         initializers: dict[str, object] = {}
         for tensor in g.initializer:
             self._name_initializer(initializers, tensor.name, where)
-            initializers[tensor.name] = read_tensor(tensor, self.folder, self.limits, where)
+            initializers[tensor.name] = read_tensor(tensor, self.origin, self.limits, where)
         for sparse in g.sparse_initializer:
             self._name_initializer(initializers, sparse.values.name, where)
-            initializers[sparse.values.name] = read_sparse(sparse, self.folder, self.limits, where)
+            initializers[sparse.values.name] = read_sparse(sparse, self.origin, self.limits, where)
         return initializers
 
     def _name_initializer(self, known: Mapping[str, object], name: str, where: str) -> None:
@@ -196,7 +217,7 @@ class ModelReader:
             raise OnnxError(f"{where}: initializer {name!r} is defined twice")
 
     def body(
-        self, listed: Iterable[onnx.NodeProto], names: set[str], where: str, depth: int, outer: frozenset = frozenset()
+        self, listed: Iterable[onnx.NodeProto], names: set[str], where: str, depth: int, outer: Container[str] = ()
     ) -> tuple[Node, ...]:
         """The nodes of a graph or function; each may read what stands before it and what is around."""
         listed = list(listed)
@@ -214,8 +235,7 @@ class ModelReader:
                 if name not in defined and name not in outer:
                     why = "later: nodes must be in order, without circles" if name in outputs else "nowhere"
                     raise OnnxError(f"{what}: its input {name!r} is defined {why}")
-            visible = frozenset(outer | defined) if any(map(holds_graph, n.attribute)) else frozenset()
-            attributes = self.attributes.read_all(n, what, visible, depth + 1)
+            attributes = self.attributes.read_all(n, what, _Either(outer, defined), depth + 1)
             for name in filter(None, n.output):
                 check_name(name, f"{what}: an output")
                 if name in defined:
@@ -245,6 +265,17 @@ class ModelReader:
                 else None
             )
         return ValueInfo(v.name, kind.removesuffix("_type").removesuffix("_tensor"), element, shape)
+
+
+class _Either:
+    """Names that one or the other has: those around a graph, and those that stand before a node in it. No copies: a
+    file with a graph in every node would make one of all names for each."""
+
+    def __init__(self, outer: Container[str], own: Container[str]) -> None:
+        self.outer, self.own = outer, own
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self.own or name in self.outer)
 
 
 def _size(dim: onnx.TensorShapeProto.Dimension, what: str) -> int | str | None:

@@ -16,7 +16,7 @@ from tessera.frontends.functional.trace import ASKS_A_VALUE
 from tessera.frontends.onnx.elements import Narrow
 from tessera.frontends.onnx.interpreter import Context, Interpreter, Scope
 from tessera.frontends.onnx.registry import Meaning
-from tessera.frontends.onnx.sizes import Sizes, evaluate, known_as_sizes, of_shape
+from tessera.frontends.onnx.sizes import Sizes, TooLarge, evaluate, known_as_sizes, of_shape
 from tessera.frontends.onnx.structure import Node, subgraphs
 from tessera.frontends.onnx.values import Untraceable, ValueNeeded, is_known
 from tessera.ir import fake
@@ -51,7 +51,7 @@ class Importer(Interpreter):
             super().run_node(node, scope)
         except ValueNeeded as error:
             raise Stop(node, str(error), _name_of(error.value, node, scope)) from error
-        except (Untraceable, CaptureError, DynamicOutputShapeException, *ASKS_A_VALUE) as error:
+        except (Untraceable, TooLarge, CaptureError, DynamicOutputShapeException, *ASKS_A_VALUE) as error:
             raise Stop(node, str(error).split("\n")[0] or type(error).__name__) from error
         except Exception as error:  # the interpreter runs it: it works there, or says what is wrong
             raise Stop(node, f"{type(error).__name__}: {error}".split("\n")[0]) from error

@@ -7,6 +7,7 @@ record them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,9 +19,13 @@ from tessera.frontends.onnx.elements import FLOAT8_DTYPES, WIDE_UNSIGNED, Narrow
 from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.limits import LIMITS, Limits
 from tessera.frontends.onnx.registry import IGNORED, Meaning, meaning_of
-from tessera.frontends.onnx.structure import Function, Graph, Model, Node, Reference
+from tessera.frontends.onnx.structure import Function, Graph, Model, Node, Reference, subgraphs
+from tessera.ir.record import recording
+from tessera.ir.types import size_hint
+from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
 from tessera.util.errors import TesseraError
 
+WIDEST = 16  # bytes of an element
 # Integers as wide as types that PyTorch hardly computes with, for operators that only move elements.
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOVED_AS = {t: _SAME_WIDTH[t.itemsize] for t in (*WIDE_UNSIGNED, *FLOAT8_DTYPES)}
@@ -87,6 +92,8 @@ class Interpreter:
     def __init__(self, model: Model, limits: Limits = LIMITS, device: torch.device | str = "cpu") -> None:
         self.model, self.limits, self.device = model, limits, torch.device(device)
         self.depth = 0
+        self.turns = 0  # of loops
+        self.foreseen: set[tuple] = set()  # nodes and types whose results fit
 
     def run(self, inputs: Mapping[str, object]) -> list[object]:
         """The results of the model's graph; `inputs` may replace initializers too."""
@@ -154,10 +161,10 @@ class Interpreter:
         """Call the operator's function on these inputs."""
         if meaning.wants_context:
             attributes = {**attributes, "context": context}
-        if meaning.moves:
-            out = _moved(meaning, args, attributes)
-        else:
-            out = meaning.function(*args, **attributes)
+        foresee(meaning, context, args, attributes)
+        out = called(meaning, args, attributes)
+        if recording() is not None:
+            refuse_large(out, context)
         return out if isinstance(out, tuple) else (out,)
 
     def run_function(self, function: Function, args: list, attributes: Mapping, node: Node) -> list[object]:
@@ -199,6 +206,52 @@ def _checked(meaning: Meaning, node: Node, args: list, attributes: dict[str, obj
     if missing := meaning.required - given.keys():
         raise OnnxError(f"{node}: its attribute {sorted(missing)[0]!r} is missing")
     return given
+
+
+def called(meaning: Meaning, args: list, attributes: dict) -> object:
+    return _moved(meaning, args, attributes) if meaning.moves else meaning.function(*args, **attributes)
+
+
+def foresee(meaning: Meaning, context: Context, args: list, attributes: dict) -> None:
+    """Refuse a result that is larger than the limit, before it is made. Asked of nodes whose inputs together could give
+    one; sizes that the inputs' values decide are looked at by the operators themselves (`operators/allocation.py`)."""
+    tensors = [a.data if isinstance(a, Narrow) else a for a in args if isinstance(a, (torch.Tensor, Narrow))]
+    limit, seen = context.limits.tensor_bytes, context.interpreter.foreseen
+    if meaning.interpreted or math.prod(max(x.numel(), 1) for x in tensors) * WIDEST <= limit:
+        return
+    key = (id(context.node), *((x.shape, x.dtype) for x in tensors))
+    if recording() is not None or key in seen or subgraphs(context.node):
+        return
+    refuse_large(_foreseen(meaning, args, attributes), context)
+    seen.add(key)
+
+
+def refuse_large(results: object, context: Context) -> None:
+    """Of results that hold nothing: whether they would be too large."""
+    listed = results if isinstance(results, (tuple, list)) else [results]
+    data = [x.data if isinstance(x, Narrow) else x for x in listed]
+    for x in data:
+        if isinstance(x, FakeTensor) and size_hint(x.numel()) * x.element_size() > context.limits.tensor_bytes:
+            raise OnnxError(
+                f"{context.node}: a result of {list(x.shape)} takes more than the limit of "
+                f"{context.limits.tensor_bytes} bytes; tessera.onnx.load(..., limits=) takes another"
+            )
+
+
+def _foreseen(meaning: Meaning, args: list, attributes: dict) -> object:
+    """The results without what they hold; None where only a run tells."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(a: object) -> object:
+        if isinstance(a, Narrow):
+            return Narrow(fake(a.data), a.code)  # type: ignore[arg-type]
+        return mode.from_tensor(a.detach(), static_shapes=True) if isinstance(a, torch.Tensor) else a
+
+    try:
+        with mode, torch.no_grad():
+            return called(meaning, [fake(a) for a in args], attributes)
+    except Exception:  # noqa: BLE001 - the run itself says what is wrong
+        return None
 
 
 def _moved(meaning: Meaning, args: list, attributes: dict) -> object:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tessera.ir.types import SYMBOLIC
+from tessera.ir.types import SYMBOLIC, size_hint
 from tessera.torch_internals.dispatch import disable_current_modes
+from tessera.util.errors import TesseraError
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,6 +231,13 @@ EVALUATED: dict[str, Callable] = {
 }
 
 
+_HALF = {torch.int32: 1 << 31, torch.int64: 1 << 63}
+
+
+class TooLarge(TesseraError):
+    """A number beyond its type, which wraps around when the program runs."""
+
+
 PLACED = ("Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Split")  # inputs behind the first are places in it
 
 
@@ -244,4 +252,18 @@ def evaluate(op: str, args: Sequence[object], attributes: dict) -> object:
         return None
     if op in ("Div", "Mod") and any(not isinstance(n, SYMBOLIC) and n == 0 for n in args[1].array.flat):  # type: ignore[union-attr]
         return None  # the tensor's division says what that is
-    return fn(*args, **attributes)
+    return _wrapped(fn(*args, **attributes))
+
+
+def _wrapped(out: object) -> object:
+    """Numbers as integers of their type hold them. A symbol that is too large for its type stays none."""
+    if isinstance(out, tuple):
+        return tuple(map(_wrapped, out))
+    if not isinstance(out, Sizes) or out.dtype not in _HALF:
+        return out
+    half = _HALF[out.dtype]
+    if all(-half <= size_hint(n) < half for n in out.array.flat):
+        return out
+    if out.symbolic():
+        raise TooLarge("a size that 64 bits do not hold")
+    return Sizes(objects([(int(n) + half) % (2 * half) - half for n in out.array.flat], out.shape), out.dtype)

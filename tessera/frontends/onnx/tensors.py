@@ -14,7 +14,7 @@ import torch
 from tessera.frontends.onnx import elements
 from tessera.frontends.onnx.elements import BITS, CARRIERS, DTYPES, STRING, Narrow, float_values, is_small_float
 from tessera.frontends.onnx.errors import OnnxError
-from tessera.frontends.onnx.external import read_external
+from tessera.frontends.onnx.external import Origin, read_external
 from tessera.frontends.onnx.limits import Limits
 from tessera.frontends.onnx.proto import onnx
 
@@ -32,7 +32,7 @@ _FIELDS = {
 _TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 
-def read_tensor(message: onnx.TensorProto, folder: str | None, limits: Limits, where: str) -> object:
+def read_tensor(message: onnx.TensorProto, origin: Origin, limits: Limits, where: str) -> object:
     """The value of a tensor message."""
     what = f"{where}: tensor {message.name!r}" if message.name else where
     shape = checked_shape(message.dims, limits, what)
@@ -48,7 +48,7 @@ def read_tensor(message: onnx.TensorProto, folder: str | None, limits: Limits, w
         check_texts(f"{what}: its external data", *entries, *entries.values())
         if len(entries) != len(message.external_data):
             raise OnnxError(f"{what}: external data says the same thing twice")
-        return _from_bytes(read_external(folder, entries, _bytes(code, count), what), code, shape, what)
+        return _from_bytes(read_external(origin, entries, _bytes(code, count), what), code, shape, what)
     filled = [name for name in _TYPED_FIELDS if len(getattr(message, name))]
     if message.HasField("raw_data"):
         if filled:
@@ -93,11 +93,15 @@ def _from_bytes(data: bytearray, code: int, shape: tuple[int, ...], what: str) -
 
 
 def unpack(data: np.ndarray, code: int, shape: tuple[int, ...]) -> Narrow:
-    """Elements of a few bits, the first in the lowest ones."""
+    """Elements of a few bits, the first in the lowest ones. Bytes are looked up, so that nothing wider is made."""
     bits, count = BITS[code], math.prod(shape)
-    stream = np.unpackbits(data, bitorder="little")[: count * bits].reshape(count, bits)
-    patterns = (stream.astype(np.int16) << np.arange(bits)).sum(1, dtype=np.int16)
-    return of_patterns(torch.from_numpy(patterns.reshape(shape)), code)
+    if bits == 6:  # four in three bytes
+        stream = np.unpackbits(data, bitorder="little")[: count * bits].reshape(count, bits)
+        patterns = np.packbits(stream, axis=1, bitorder="little")
+        return of_patterns(torch.from_numpy(patterns.astype(np.int16).reshape(shape)), code)
+    parts = np.arange(256)[:, None] >> np.arange(0, 8, bits) & 2**bits - 1
+    elements_of = of_patterns(torch.from_numpy(parts.astype(np.int16)), code).data.numpy()
+    return Narrow(torch.from_numpy(elements_of[data].reshape(-1)[:count].reshape(shape)), code)
 
 
 def of_patterns(patterns: torch.Tensor, code: int) -> Narrow:
@@ -160,12 +164,12 @@ def text(data: bytes, what: str) -> str:
         raise OnnxError(f"{what}: expected text in UTF-8: {error}") from error
 
 
-def read_sparse(message: onnx.SparseTensorProto, folder: str | None, limits: Limits, where: str) -> object:
+def read_sparse(message: onnx.SparseTensorProto, origin: Origin, limits: Limits, where: str) -> object:
     """A sparse tensor, written out."""
     what = f"{where}: sparse tensor {message.values.name!r}"
     shape = checked_shape(message.dims, limits, what)
-    values = read_tensor(message.values, folder, limits, what)
-    indices = read_tensor(message.indices, folder, limits, what)
+    values = read_tensor(message.values, origin, limits, what)
+    indices = read_tensor(message.indices, origin, limits, what)
     if not isinstance(values, torch.Tensor) or not isinstance(indices, torch.Tensor) or indices.dtype != torch.int64:
         raise OnnxError(f"{what}: expected values that are numbers and indices of int64")
     count = math.prod(shape)
@@ -181,6 +185,7 @@ def read_sparse(message: onnx.SparseTensorProto, folder: str | None, limits: Lim
         indices = (indices * strides).sum(1)
     if bool(((indices < 0) | (indices >= count)).any()):
         raise OnnxError(f"{what}: an index lies outside of {list(shape)}")
+    origin.describe(count * values.element_size(), what)
     dense = torch.zeros(count, dtype=values.dtype)
     dense[indices] = values
     return dense.reshape(shape)

@@ -14,6 +14,9 @@ from tessera.util.errors import InputError
 BRACKETS = 200  # how deep brackets may nest in text: readers of such text recurse
 REGIONS = 64  # how deep regions may nest
 CALLS = 200  # how deep functions may call each other
+EXPANDED = 32  # operations for each of the file's, where functions stand in the places of their calls
+LEAST_OPERATIONS = 64  # a file with fewer is taken for one of so many
+ATTRIBUTE = 1 << 16  # elements of a tensor that is an attribute and no constant: padding, groups of replicas
 FILE_BYTES = 1 << 34
 VALUE_BYTES = 1 << 28  # of one value, whatever the file's size
 PER_BYTE = 64  # so many bytes of one value for each byte that was given

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tessera.frontends.stablehlo import limits
 from tessera.frontends.stablehlo.bindings import bindings
 from tessera.frontends.stablehlo.elements import Element
 from tessera.frontends.stablehlo.narrow import from_bits
@@ -40,7 +41,9 @@ def value_of(attribute: Any) -> object:
         case ir.UnitAttr():
             return True
         case ir.DenseElementsAttr():
-            return np.array(attribute).tolist()  # of the small ones: padding, groups of replicas
+            if len(attribute) > limits.ATTRIBUTE:  # one number may stand for all of them
+                raise InputError(f"an attribute of {len(attribute)} elements; at most {limits.ATTRIBUTE} are read")
+            return np.array(attribute).tolist()
         case ir.DenseI64ArrayAttr() | ir.DenseI32ArrayAttr() | ir.DenseBoolArrayAttr():
             return list(attribute)
     text = str(attribute)

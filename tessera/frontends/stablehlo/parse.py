@@ -48,6 +48,7 @@ def parse(source: str | bytes, name: str = "program", limit: int | None = None, 
     if not functions:
         raise InputError(f"{name}: expected a module with a function, got none")
     _refuse_recursion(functions, name)
+    _refuse_expansion(functions, name)
     return Module(name, functions, len(source), attributes)
 
 
@@ -226,17 +227,37 @@ def _bytes(type_: Type) -> int:
     return math.prod(n for n in type_.shape if n is not None) * type_.element.held.itemsize
 
 
-def _calls(block: Block) -> set[str]:
-    called: set[str] = set()
+def _calls(block: Block) -> list[str]:
+    """The functions that a block calls, one as often as it does."""
+    called: list[str] = []
     for operation in block.operations:
         for key in ("callee", "decomposition"):
             if isinstance(name := operation.attributes.get(key), str):
-                called.add(name)
+                called.append(name)
         if isinstance(names := operation.attributes.get("called_computations"), list):
-            called.update(name for name in names if isinstance(name, str))
+            called += (name for name in names if isinstance(name, str))
         for region in operation.regions:
-            called |= _calls(region)
+            called += _calls(region)
     return called
+
+
+def _count(block: Block) -> int:
+    return sum(1 + sum(map(_count, operation.regions)) for operation in block.operations)
+
+
+def _refuse_expansion(functions: dict[str, Function], name: str) -> None:
+    """A few functions that call each other twice, and so on, are no more than their bytes justify."""
+    own = {f.name: _count(f.body) for f in functions.values()}
+    sizes: dict[str, int] = {}
+
+    def size(function: str) -> int:
+        if function not in sizes:
+            sizes[function] = own[function] + sum(size(c) for c in _calls(functions[function].body) if c in functions)
+        return sizes[function]
+
+    most = limits.EXPANDED * max(sum(own.values()), limits.LEAST_OPERATIONS)
+    if (count := max(map(size, functions))) > most:
+        raise InputError(f"{name}: expected at most {most} operations where functions are called, got {count}")
 
 
 def _refuse_recursion(functions: dict[str, Function], name: str) -> None:

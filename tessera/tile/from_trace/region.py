@@ -41,6 +41,9 @@ from tessera.tile.rewrites.dce import dce
 from tessera.tile.rewrites.one_hot import one_hot
 
 ROUNDS = 4  # how often axes may be cut before that is given up
+# Reads of a region, in all and for each operand. A cat of cats reads the innermost once for every way to it, which are
+# twice as many with each.
+MOST_READS, READS_EACH = 128, 8
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class Region:
             self._add(eqn)
         if body.constants:
             raise Unlowerable("a region with constants of its own")
+        self.most_reads = MOST_READS + READS_EACH * sum(len(eqn.inputs()) for eqn in body.equations)
         self.tail: tuple[Equation, ...]
         self.stored: tuple[Value, ...]
         self.tail, self.stored = self._outputs()
@@ -225,6 +229,8 @@ class _Lowering:
         assert isinstance(x, Value)
         key = (x, at, self.conditions)
         if key not in self.memo:
+            if len(self.memo) > self.region.most_reads:
+                raise Unlowerable("its equations read each other at more and more places")
             call = self.region.calls.get(x)
             if call is None:
                 offset = self.offset(x, at)

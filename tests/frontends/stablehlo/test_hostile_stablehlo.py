@@ -43,6 +43,18 @@ def chain(length: int) -> str:
     return "\n".join([start, *parts])
 
 
+def doubled(length: int) -> str:
+    """Functions each of which calls the next one twice."""
+    call = "func.call @f{} (%{}) : (tensor<f32>) -> tensor<f32>"
+    parts = [
+        f"func.func private @f{i}(%a: tensor<f32>) -> tensor<f32> {{ %0 = {call.format(i + 1, 'a')} "
+        f"%1 = {call.format(i + 1, '0')} return %1 : tensor<f32> }}"
+        for i in range(length)
+    ]
+    parts.append(f"func.func private @f{length}(%a: tensor<f32>) -> tensor<f32> {{ return %a : tensor<f32> }}")
+    return "\n".join([main(f"%0 = {call.format(0, 'a')} return %0 : tensor<f32>"), *parts])
+
+
 def custom(target: str, attributes: str, body: str = "%0 = stablehlo.add %a, %b : tensor<f32>", sizes: int = 5) -> str:
     """A call that JAX writes for open sizes, and a function `r` that it may call."""
     operands = ", ".join(["%x", "%z"] + ["%w"] * sizes)
@@ -66,6 +78,10 @@ HOSTILE = {
     "the largest by a number": custom(TOP, "mhlo.backend_config = 3 : i32"),
     "the largest of no dimension": custom(TOP, "mhlo.backend_config = {top_k = 2 : i64}"),
     "fewer than none": custom(TOP, "mhlo.backend_config = {top_k = -2 : i64, reduction_dim = 0 : i64}"),
+    "functions that call others twice, and so on": doubled(60),
+    "an attribute of gigabytes": main(
+        "%0 = stablehlo.abs %a {x = dense<0> : tensor<1000000000xi64>} : tensor<f32> return %0 : tensor<f32>"
+    ),
     "nothing": "",
     "no function": "module {}",
     "bytes that are no text": b"\xff\xfe\x00\x01" * 20,

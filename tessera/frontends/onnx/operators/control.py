@@ -21,6 +21,7 @@ from tessera.ir.record import recording
 from tessera.util.errors import CaptureError, InputError
 
 Tensor = torch.Tensor
+UNROLLED = 8  # times `limits.unrolled` of turns in one program
 _REFUSED = (ValueNeeded, Untraceable, CaptureError, InputError)
 
 
@@ -64,12 +65,10 @@ def _stacked(rows: list, graph: Graph, place: int, axis: int, context: Context) 
 def loop(count: Tensor | None, condition: Tensor | None, *state: object, body: Graph, context: Context) -> tuple:
     turns = None if count is None else int(number(count))
     going = True if condition is None else bool(number(condition))
-    limit = context.limits.unrolled if recording() is not None else context.limits.loop_turns
     carried, rows = list(state), [[] for _ in body.outputs[1 + len(state) :]]
     turn = 0
     while going and (turns is None or turn < turns):
-        if turn >= limit:
-            _too_long(context, limit)
+        _turn(context, turn)
         given = literal(True, torch.bool) if condition is None and turn == 0 else condition
         out = context.run(
             body, [literal(turn, torch.int64), given if given is not None else literal(True, torch.bool), *carried]
@@ -83,10 +82,17 @@ def loop(count: Tensor | None, condition: Tensor | None, *state: object, body: G
     return (*carried, *stacked)
 
 
-def _too_long(context: Context, limit: int) -> None:
+def _turn(context: Context, turn: int) -> None:
+    """One turn more. Turns of loops in loops count together."""
+    interpreter, limits = context.interpreter, context.limits
+    interpreter.turns += 1
     if recording() is not None:
-        raise Untraceable(f"a loop of more than {limit} turns")
-    raise OnnxError(f"{context.node}: more than {limit} turns; tessera.onnx.load(..., limits=) takes another limit")
+        if turn >= limits.unrolled or interpreter.turns > UNROLLED * limits.unrolled:
+            raise Untraceable(f"loops of more than {limits.unrolled} turns")
+    elif interpreter.turns > limits.loop_turns:
+        raise OnnxError(
+            f"{context.node}: more than {limits.loop_turns} turns; tessera.onnx.load(..., limits=) takes another limit"
+        )
 
 
 @operator("Scan", 9)
@@ -117,11 +123,11 @@ def _turns(
     carried: list, given: Sequence[Tensor], axes: Sequence[int], body: Graph, context: Context
 ) -> tuple[list, list[list]]:
     length = given[0].shape[axes[0]] if given else 0
-    limit = context.limits.unrolled if recording() is not None else context.limits.loop_turns
-    if length > limit:
-        _too_long(context, limit)
+    if recording() is not None and length > context.limits.unrolled:
+        raise Untraceable(f"a loop of more than {context.limits.unrolled} turns")
     rows: list[list] = [[] for _ in body.outputs[len(carried) :]]
     for t in range(length):
+        _turn(context, t)
         out = context.run(body, [*carried, *(x.select(a, t) for x, a in zip(given, axes, strict=True))])
         carried = out[: len(carried)]
         for row, x in zip(rows, out[len(carried) :], strict=True):

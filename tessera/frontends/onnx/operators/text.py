@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from tessera.frontends.onnx.errors import OnnxError
+from tessera.frontends.onnx.interpreter import Context
+from tessera.frontends.onnx.operators.patterns import MOST_STEPS, steps
 from tessera.frontends.onnx.registry import operator
 
 Texts = np.ndarray
@@ -24,7 +26,11 @@ def _each(fn, *arrays: Texts, kind: object = object) -> Texts:  # noqa: ANN001
 
 
 @operator("StringConcat", 20, interpreted=_WHY)
-def string_concat(a: Texts, b: Texts) -> Texts:
+def string_concat(a: Texts, b: Texts, *, context: Context) -> Texts:
+    wide = np.broadcast_arrays(a, b)
+    count = sum(len(text) for array in wide for text in array.flat)
+    if 4 * count > context.limits.tensor_bytes:
+        raise OnnxError(f"StringConcat: {count} characters are more than the limit")
     return _each(lambda x, y: x + y, a, b)
 
 
@@ -38,6 +44,9 @@ def regex_full_match(x: Texts, *, pattern: str | None = None) -> torch.Tensor:
         raise OnnxError(f"RegexFullMatch: expected a regular expression, got {pattern[:80]!r}: {error}") from error
     if any(len(s) > LONGEST for s in x.ravel()):
         raise OnnxError(f"RegexFullMatch: a text of more than {LONGEST} characters")
+    longest = max(map(len, x.ravel()), default=0)
+    if steps(pattern, longest) * x.size > MOST_STEPS:
+        raise OnnxError(f"RegexFullMatch: {pattern[:80]!r} may take too long on a text of {longest} characters")
     return torch.from_numpy(_each(lambda s: compiled.fullmatch(s) is not None, x, kind=bool))
 
 

@@ -1,0 +1,162 @@
+"""ONNX files of which a few bytes ask for much time or memory: one error each, or the right answer, soon."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from graphs import BOOL, INT64, STRING, constant, graph, helper, model, node, onnx, value
+
+from tessera import onnx as tessera_onnx
+from tessera.frontends.onnx.elements import BITS, RANGES
+from tessera.frontends.onnx.operators.patterns import MOST_STEPS, steps
+from tessera.frontends.onnx.tensors import unpack
+from tessera.onnx import OnnxError
+
+
+def functions(twice: int):
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    made = [helper.make_function("own", "f0", ["x"], ["y"], [node("Relu", ["x"], ["y"])], imports)]
+    for i in range(1, twice):
+        body = [node(f"f{i - 1}", ["x"], ["a"], domain="own"), node(f"f{i - 1}", ["a"], ["y"], domain="own")]
+        made.append(helper.make_function("own", f"f{i}", ["x"], ["y"], body, imports))
+    last = node(f"f{twice - 1}", ["x"], ["y"], domain="own")
+    return model([last], [value("x", [4])], ["y"], functions=made, own=1)
+
+
+def loops(depth: int, turns: int):
+    nodes = [node("Identity", ["a0"], ["b0"])]
+    for d in range(1, depth + 1):
+        takes = [value(f"i{d}", [], INT64), value(f"c{d}", [], BOOL), f"a{d - 1}"]
+        body = [node("Identity", [f"c{d}"], [f"d{d}"]), *nodes]
+        inner = graph(body, takes, [value(f"d{d}", [], BOOL), f"b{d - 1}"])
+        nodes = [node("Loop", ["n", "go", f"a{d}"], [f"b{d}"], body=inner)]
+    given = [constant("n", np.int64(turns)), constant("go", np.array(True))]
+    return model([node("Identity", ["x"], [f"a{depth}"]), *nodes], [value("x", [4])], [f"b{depth}"], given)
+
+
+def chain(op: str, count: int, **attributes: int):
+    names = ["x", *(f"y{i}" for i in range(count))]
+    nodes = [node(op, [a, a], [b], **attributes) for a, b in zip(names, names[1:], strict=False)]
+    return model(nodes, [value("x", [4])], [names[-1]])
+
+
+def outer_products():
+    """Each of them squares how many elements there are."""
+    nodes, last = [], "x"
+    for i in range(4):
+        nodes += [node("Reshape", [last, "a"], [f"r{i}"]), node("Reshape", [last, "b"], [f"q{i}"])]
+        nodes += [node("MatMul", [f"r{i}", f"q{i}"], [f"m{i}"]), node("Reshape", [f"m{i}", "f"], [f"y{i}"])]
+        last = f"y{i}"
+    shapes = [constant("a", np.array([-1, 1])), constant("b", np.array([1, -1])), constant("f", np.array([-1]))]
+    return model(nodes, [value("x", [4])], [last], shapes)
+
+
+def texts(nodes: list, output: object, text: bytes):
+    made = model(nodes, [value("x", [4])], [output], [helper.make_tensor("s", STRING, [1], [text])])
+    del made.graph.input[:]
+    return made
+
+
+def strings():
+    names = ["s", *(f"t{i}" for i in range(40))]
+    nodes = [node("StringConcat", [a, a], [b]) for a, b in zip(names, names[1:], strict=False)]
+    return texts(nodes, value("t39", None, STRING), b"0123456789")
+
+
+def pattern(text: str):
+    return texts([node("RegexFullMatch", ["s"], ["y"], pattern=text)], value("y", None, BOOL), b"a" * 40)
+
+
+def sparse(count: int, size: int):
+    made = model([node("Relu", ["x"], ["y"])], [value("x", [4])], ["y"])
+    for i in range(count):
+        values, places = constant(f"w{i}", np.ones(1, np.float32)), constant("i", np.array([0], np.int64))
+        made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [size]))
+    return made
+
+
+BOMBS: dict[str, tuple[Callable[[], object], str]] = {
+    "functions that call others twice, and so on": (lambda: functions(50), "nodes where functions are called"),
+    "loops in loops": (lambda: loops(4, 5000), "turns"),
+    "loops in loops of few turns": (lambda: loops(5, 60), "turns"),
+    "tensors that double": (lambda: chain("Concat", 40, axis=0), "takes more than the limit"),
+    "outer products of outer products": (outer_products, "takes more than the limit"),
+    "texts that double": (strings, "characters are more than the limit"),
+    "a pattern that looks back": (lambda: pattern("(a+)+b"), "may take too long"),
+    "a pattern of choices": (lambda: pattern("(a|aa)*b"), "may take too long"),
+    "a pattern of many repeats": (lambda: pattern("a*a*a*a*a*a*a*b"), "may take too long"),
+    "many sparse tensors": (lambda: sparse(30, 1 << 24), "sparse tensors of the file"),
+}
+
+
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("name", BOMBS)
+def test_refused(name: str, compile: bool) -> None:  # noqa: A002
+    make, expected = BOMBS[name]
+    made = make()
+    tessera_onnx.load(model([node("Relu", ["x"], ["y"])], ["x"], ["y"]))(torch.ones(3))  # what is done once
+    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(OnnxError, match=expected):
+        net = tessera_onnx.load(made, compile=compile)
+        net(*[torch.ones(4)] * len(net.input_names))
+    assert time.process_time() - start < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_numbers_made_of_sizes_wrap_around(compile: bool) -> None:  # noqa: A002
+    """Forty squares of a size are no number of a terabyte, but what 64 bits hold of it."""
+    names = ["s0", *(f"s{i}" for i in range(1, 41))]
+    nodes = [node("Shape", ["x"], ["s0"])]
+    nodes += [node("Mul", [a, a], [b]) for a, b in zip(names, names[1:], strict=False)]
+    made = model(nodes, [value("x", ["n"])], [value("s40", None, INT64)])
+    expected = {3: pow(3, 2**40, 2**64), 4: 0}
+    for size, squared in expected.items():
+        out = tessera_onnx.load(made, compile=compile)(torch.ones(size))
+        assert out.tolist() == [squared - 2**64 if squared >= 2**63 else squared]
+
+
+def test_tensors_that_share_bytes_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+
+    def shared(count: int):
+        tensors = []
+        for i in range(count):
+            made = onnx.TensorProto(name=f"w{i}", data_type=1, dims=[4], data_location=onnx.TensorProto.EXTERNAL)
+            made.external_data.add(key="location", value="w.bin")
+            tensors.append(made)
+        return model([node("Sum", [t.name for t in tensors], ["y"])], [], ["y"], tensors)
+
+    assert tessera_onnx.load(shared(3), folder=tmp_path)().tolist() == [0, 3, 6, 9]
+    with pytest.raises(OnnxError, match="share the bytes"):
+        tessera_onnx.load(shared(1000), folder=tmp_path)
+
+
+def test_patterns_that_take_no_time() -> None:
+    for text in ("[a-z]+@[a-z]+", "(abc)?x{2,5}", r"\d{4}-\d{2}", "a|b", "(ab)+"):
+        assert steps(text, 40) <= MOST_STEPS
+
+
+@pytest.mark.parametrize("code", RANGES)
+def test_narrow_integers_are_looked_up(code: int) -> None:
+    bits, (low, high) = BITS[code], RANGES[code]
+    wanted = [low, high, 0, 1, high, low, 1]
+    packed = sum((n % 2**bits) << i * bits for i, n in enumerate(wanted))
+    data = np.frombuffer(packed.to_bytes(-(-len(wanted) * bits // 8), "little"), np.uint8)
+    assert unpack(data, code, (7,)).data.tolist() == wanted
+
+
+def test_many_graphs_see_what_is_around_them() -> None:
+    """Every branch may read all names before it; none of them makes a copy of these."""
+    nodes = []
+    for i in range(3000):
+        branches = [graph([node("Identity", ["x"], [f"{b}{i}"])], [], [f"{b}{i}"]) for b in "te"]
+        nodes.append(node("If", ["c"], [f"y{i}"], then_branch=branches[0], else_branch=branches[1]))
+    made = model(nodes, [value("x", [4]), value("c", [], BOOL)], ["y2999"])
+    assert len(tessera_onnx.load(made).input_names) == 2
