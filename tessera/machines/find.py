@@ -5,6 +5,7 @@ In: a name or a path. Out: a `Machine` (GPUs and CPUs) or a `SpatialMachine`, by
 
 from __future__ import annotations
 
+import difflib
 import functools
 from pathlib import Path
 
@@ -19,6 +20,8 @@ def machine(which: str | Path) -> Machine | SpatialMachine:
 
     `print` it for every number and where it comes from.
     """
+    if not isinstance(which, str | Path):
+        raise OptionError(f"machine: expected a name or a TOML or JSON file, got {type(which).__name__}")
     path = Path(which)
     if path.suffix == ".toml":
         text = _text(path)
@@ -27,8 +30,10 @@ def machine(which: str | Path) -> Machine | SpatialMachine:
         return _shipped(key)
     if path.suffix == ".json" or key in describe.known():
         return describe.machine(which)
-    names = ", ".join((*describe.known(), *spatial_machines()))
-    raise OptionError(f"machine: unknown {str(which)!r}; there are {names}, or a TOML or JSON file")
+    names = (*describe.known(), *spatial_machines())
+    near = difflib.get_close_matches(key, names, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise OptionError(f"machine: unknown {str(which)!r}; there are {', '.join(names)}, or a TOML or JSON file{hint}")
 
 
 def spatial_machine(which: str | Path) -> SpatialMachine:

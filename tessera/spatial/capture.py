@@ -1,7 +1,7 @@
 """Models as graphs of homes.
 
 In: a module (also one of an ONNX file), function, exported program, artifact or Trace, and example arguments. Out: a
-`Graph` and how the user's results are put together from its outputs.
+`Graph`, whose outputs are the tensors that the model gives, one after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from tessera.passes.clean.inline import inline
 from tessera.spatial.errors import MapError
 from tessera.spatial.graph import Graph
 from tessera.spatial.importer.together import together
-from tessera.torch_internals import pytree
 from tessera.torch_internals.fake import FakeTensorMode
 
 
@@ -37,7 +36,6 @@ class Captured:
     trace: Trace
     mode: FakeTensorMode
     weights: Mapping[Value, tuple[str, torch.Tensor]]
-    out_spec: pytree.TreeSpec | None = None
 
     @functools.cached_property
     def graph(self) -> Graph:
@@ -56,11 +54,14 @@ def captured(model: Callable | ExportedProgram | Trace, args: tuple, kwargs: dic
         program = capture_export(exported, name if name.isidentifier() else "program")
     trace = program.captured.trace
     held = [s.target or s.arg.name for s in exported.graph_signature.input_specs if s.kind.name != "USER_INPUT"]
-    trace = cleaned(trace.with_(outputs=trace.outputs[: program.captured.outputs]))
+    outputs = tuple(o for o in trace.outputs[: program.captured.outputs] if o is not None)
+    if not outputs:
+        raise MapError(f"{trace.name} gives nothing: expected a tensor to compute")
+    trace = cleaned(trace.with_(outputs=outputs))
     weights = dict(zip(trace.inputs, zip(held, program.held, strict=True), strict=False))
     if argument := next((v.name for v in trace.mutations if v not in weights), ""):
         raise MapError(f"the program writes to its argument {argument}; what is kept between runs must be a buffer")
-    return Captured(trace, program.captured.mode, weights, program.out_spec)
+    return Captured(trace, program.captured.mode, weights)
 
 
 def cleaned(trace: Trace) -> Trace:

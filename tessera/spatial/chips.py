@@ -30,6 +30,8 @@ from tessera.util.errors import OptionError
 
 WORDS = ("tensor", "pipeline", "batches", "blocks")
 LARGE = 8  # a weight is large that takes more than this part of a chip's memory
+PATCH = 256  # cores of a chip that are used, where it has more, besides
+SPARE = 4  # times as many as hold the weights
 
 
 @dataclass(frozen=True)
@@ -40,18 +42,21 @@ class Cut:
     pipeline: int = 1
     batches: int = 1
     blocks: int = 0  # equal ones, each kind of which is mapped once; 0: the model is mapped whole
+    demanded: bool = False  # that tensors are cut: where none can be, chips are not just more cores
 
     @classmethod
     def of(cls, words: Mapping[str, int] | None, chips: int) -> Cut:
         """What was asked for, checked; without a word every tensor is cut."""
         if words is None:
             return cls(tensor=chips)
+        if not isinstance(words, Mapping):
+            raise OptionError(f'cut: expected words and counts, such as {{"tensor": 2}}; got {words!r}')
         for word, count in words.items():
             if word not in WORDS:
                 raise OptionError(f"cut: expected {', '.join(WORDS)}, got {word!r}")
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise OptionError(f"cut: expected {word} to be 1 or more, got {count!r}")
-        cut = cls(**words)
+        cut = cls(**words, demanded=words.get("tensor", 1) > 1)
         if cut.chips not in (1, chips):
             raise OptionError(f"cut: expected tensor times pipeline to be {chips} chips, or 1; got {cut.chips}")
         return cut
@@ -66,10 +71,16 @@ def spread(got: Captured, machine: SpatialMachine, chips: int, cut: Cut) -> tupl
     size = block(machine, cut.tensor)
     mesh = Mesh.of(down=size[0], across=size[1])
     local = got.trace if mesh.ranks == 1 else partitioned(got, mesh, machine)
+    if local is None and (cut.demanded or cut.pipeline * cut.batches > 1):
+        sizes = sorted({str(list(v.shape)) for v in got.weights if len(v.shape) > 1})
+        raise MapError(
+            f"cut: no weight of {got.trace.name} can be cut in {cut.tensor}: expected sizes that it divides, got "
+            f"{', '.join(sizes[:5]) or 'no matrices'}"
+        )
     if cut.pipeline == cut.batches == 1 and (local is None or mesh.ranks == 1):  # tiles go to any chip
-        return got.graph, tuple(core for chip in range(chips) for core in machine.cores(chip))
-    if local is None:
-        raise MapError(f"no weight of {got.trace.name} can be cut in {cut.tensor}")
+        wanted = PATCH + SPARE * sum(n.nbytes for n in got.graph.nodes if isinstance(n, Constant)) // machine.sram.size
+        return got.graph, tuple(core for chip in range(chips) for core in patch(machine, chip, wanted // chips))
+    assert local is not None
     held = dict(zip(got.trace.inputs, local.inputs, strict=True))
     weights = {held[v]: of for v, of in got.weights.items()}
     twice = lambda nbytes, ranks: pays_twice(machine, nbytes, ranks)  # noqa: E731
@@ -163,6 +174,29 @@ def chosen(machine: SpatialMachine, size: tuple[int, int], stages: int) -> list[
         [(i * down + a) * columns + j * across + b for a in range(down) for b in range(across)]
         for i, j in places[:stages]
     ]
+
+
+def patch(machine: SpatialMachine, chip: int, wanted: int) -> tuple[Core, ...]:
+    """The cores of a chip; of one that has far more than are wanted, a square of them around a port of the host."""
+    rows, columns = machine.chip.grid
+    if rows * columns <= max(wanted, PATCH) or machine.host is None:
+        return machine.cores(chip)
+    ports = [core for place in machine.host.cores if machine.network.alive(core := Core(chip, *place))]
+    if not ports:
+        return machine.cores(chip)
+    port = ports[len(ports) // 2]
+    across = min(columns, math.isqrt(wanted - 1) + 1)
+    down = min(rows, -(-wanted // across))
+    top = min(max(0, port.row - down // 2), rows - down)
+    left = min(max(0, port.column - across // 2), columns - across)
+    inside, reached = [port], {port}
+    for core in inside:  # what is dead may cut off some of them
+        for other in machine.neighbours(core):
+            near = top <= other.row < top + down and left <= other.column < left + across
+            if near and other.chip == chip and other not in reached:
+                reached.add(other)
+                inside.append(other)
+    return tuple(sorted(inside))
 
 
 # --- stages ---

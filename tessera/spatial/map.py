@@ -48,8 +48,11 @@ def map_onto(
     onto = machine if isinstance(machine, SpatialMachine) else spatial_machine(machine)
     if effort not in EFFORTS:
         raise OptionError(f"effort: expected one of {', '.join(EFFORTS)}, got {effort!r}")
-    if not 1 <= chips <= onto.chip_count:
-        raise OptionError(f"chips: expected 1 to {onto.chip_count}, which {onto.key} has; got {chips}")
+    if type(chips) is not int or not 1 <= chips <= onto.chip_count:
+        has = f"1 to {onto.chip_count}" if onto.chip_count > 1 else "1"
+        raise OptionError(f"chips: expected {has}, as many as {onto.key} has; got {chips!r}")
+    if type(seed) is not int:
+        raise OptionError(f"seed: expected a whole number, got {seed!r}")
     ways = Cut.of(cut, chips)
     got = captured(model, *one_batch(args, kwargs, ways.batches))
     if cut is None and chips > TOGETHER and (blocks := equal_blocks(got)):
@@ -58,4 +61,4 @@ def map_onto(
         return chained(got, onto, chips, ways, seed)
     graph, cores = spread(got, onto, chips, ways)
     chosen = best(graph, onto, cores, EFFORTS[effort], seed)
-    return program(chosen, onto, limit(got.graph, onto, cores, ways.batches), got.trace, got.out_spec)
+    return program(chosen, onto, limit(got.graph, onto, cores, ways.batches), got.trace)

@@ -45,10 +45,11 @@ class Mapping:
 
 def best(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: int, seed: int) -> Mapping:
     """The shortest of several mappings; the first that fits where `tries` is 1."""
+    check_space(graph, machine, cores)
     chosen: Mapping | None = None
     refused: SpaceError | None = None
     routes = Routes(machine, cores)
-    for number, effort in enumerate(efforts(graph, machine, cores, seed)):
+    for number, effort in enumerate(dict.fromkeys(efforts(graph, machine, cores, seed))):
         if chosen is not None and number >= tries:
             break
         try:
@@ -60,7 +61,7 @@ def best(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: 
             chosen = mapped
     if chosen is None:
         assert refused is not None
-        raise SpaceError(f"{refused}; {least_chips(graph, machine, cores)}")
+        raise SpaceError(f"{refused}; {least_chips(graph, machine)}")
     return shortened(chosen, machine) if tries > 1 else chosen
 
 
@@ -79,37 +80,38 @@ def shortened(mapped: Mapping, machine: SpatialMachine) -> Mapping:
 
 def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed: int) -> Iterator[Effort]:
     """What to try, the most hopeful first; then what takes ever less memory."""
-    count, size = len(cores), machine.sram.size
+    count, size, banks = len(cores), machine.sram.size, machine.sram.banks
     together = count
     if any(node.chip is not None for node in graph.nodes):  # a node is spread over its chip
         count = max(Counter(core.chip for core in cores).values())
-    weights = sum(n.nbytes for n in graph.nodes if isinstance(n, Constant))
+    weights = held_bytes(graph)
     replicas = max(1.0, 0.5 * size * together / max(weights, 1))
     tile = size // 4
-    streams = list(_streams(count, tile, seed)) if can_stream(machine, cores) else []
+    streams = list(_streams(count, tile, banks, seed)) if can_stream(machine, cores) else []
     if streams and weights > size * together:  # nothing else fits
         yield from streams
         return
     for regions in (8, 4, 2, 1):
         for waves, part in ((1, tile), (2, tile), (4, tile // 4)):
-            yield Effort(count, part, replicas, regions=regions, waves=waves, seed=seed)
+            yield Effort(count, part, replicas, regions=min(regions, banks), waves=waves, seed=seed)
     yield from streams
     for fewer in sorted({max(1, count // 2), max(1, count // 4), 1} - {count}, reverse=True):
-        yield Effort(fewer, tile, replicas, seed=seed)
+        yield Effort(fewer, tile, replicas, regions=min(4, banks), seed=seed)
     for more in range(1, 5):
-        yield Effort(count, tile, replicas, seed=seed + more)
+        yield Effort(count, tile, replicas, regions=min(4, banks), seed=seed + more)
     for window in (64, 16, 4, 1):
         for shrink in (4, 16, 64):
             yield Effort(count, max(tile // shrink, 256), 1.0, window, 1, seed=seed)
 
 
-def _streams(cores: int, tile: int, seed: int) -> Iterator[Effort]:
+def _streams(cores: int, tile: int, banks: int, seed: int) -> Iterator[Effort]:
     """Weights from off-chip memory, ever more of them."""
     for resident, regions, shrink, window in (
         (0.5, 8, 1, 0), (0.25, 4, 2, 0), (0.25, 2, 4, 0), (0.0, 1, 4, 0), (0.0, 1, 8, 0), (0.0, 1, 16, 16),
         (0.0, 1, 16, 4), (0.0, 1, 64, 1),
     ):  # fmt: skip
-        yield Effort(cores, max(tile // shrink, 256), 1.0, window, regions, resident=resident, seed=seed)
+        part = max(tile // shrink, 256)
+        yield Effort(cores, part, 1.0, window, min(regions, banks), resident=resident, seed=seed)
 
 
 def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> Mapping:
@@ -117,7 +119,7 @@ def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -
     tiles = Tiling(graph, machine, routes, effort).run()
     check_room(tiles, machine)
     graph.names = names  # the next try begins with the same names
-    regions = regions_of(tiles.tiles, min(machine.sram.banks, effort.regions))
+    regions = regions_of(tiles.tiles, effort.regions)
     steps = Steps(tiles, machine, routes, regions, effort.tile_bytes).run()
     timed = schedule(steps, machine, effort.window)
     buffers = lay_out(tiles.tiles, timed, machine, regions)
@@ -125,10 +127,33 @@ def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -
     return Mapping(effort, tiles, timed, regions, buffers, listing, bound(steps, machine))
 
 
-def least_chips(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) -> str:
-    """A rough answer to how many chips would do."""
-    weights = sum(n.nbytes for n in graph.nodes if isinstance(n, Constant))
+def check_space(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) -> None:
+    """No mapping is tried where all memory together is less than weights and what is kept between runs."""
+    needs, has = held_bytes(graph), machine.sram.size * len(cores)
+    chips = {core.chip for core in cores}
+    off_chip = machine.dram.size * len(chips) if machine.dram is not None and can_stream(machine, cores) else 0
+    if needs > has + off_chip:
+        where = f"; with {off_chip:,} of off-chip memory {has + off_chip:,}" if off_chip else ""
+        raise SpaceError(
+            f"{machine.key} needs {needs:,} bytes for weights and state, and {len(cores)} cores have {has:,}{where}; "
+            f"{least_chips(graph, machine)}"
+        )
+
+
+def held_bytes(graph: Graph) -> int:
+    """Of all weights, and of all that is kept between runs."""
+    return sum(n.nbytes for n in graph.nodes if isinstance(n, Constant))
+
+
+def least_chips(graph: Graph, machine: SpatialMachine) -> str:
+    """A rough answer to how many chips would do, and which type of weights."""
+    weights = held_bytes(graph)
     largest = max((n.home.size * n.home.dtype.itemsize for n in graph.nodes), default=0)
     per_chip = machine.sram.size * len(machine.cores())
     chips = max(2, -(-(2 * weights + 2 * largest) // per_chip))
-    return f"weights are {weights:,} bytes in all, a chip has {per_chip:,}; about {chips} chips would do"
+    there = f", more than the {machine.chip_count} of {machine.key}" if chips > machine.chip_count else ""
+    kinds = {n.home.dtype for n in graph.nodes if isinstance(n, Constant)}
+    widest = max((kind.itemsize for kind in kinds if kind.is_floating_point), default=1)
+    smaller = [w for w in (2, 1) if w < widest and (weights // widest * w + largest) * 2 <= per_chip]
+    narrow = f", or weights of {8 * smaller[0]} bits" if smaller else ""
+    return f"weights are {weights:,} bytes in all, a chip has {per_chip:,}; about {chips} chips would do{there}{narrow}"

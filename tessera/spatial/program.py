@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping as Table
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,7 +18,6 @@ from tessera.spatial.listing import container, parse, print_listing, print_page
 from tessera.spatial.listing.text import action_text
 from tessera.spatial.listing.types import CorePage, Instruction, Listing
 from tessera.spatial.mapping import Mapping
-from tessera.torch_internals import pytree
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +32,6 @@ class SpatialProgram:
     reasons: tuple[str, str] = ("", "")  # of the bound and of the limit
     trace: Trace | None = None
     mapping: Mapping | None = None
-    out_spec: pytree.TreeSpec | None = field(default=None, repr=False)
 
     @property
     def cycles(self) -> int:
@@ -103,8 +101,7 @@ class SpatialProgram:
 
     def edited(self, text: str) -> SpatialProgram:
         """The program with another listing, such as an edited `str(program)`; whether it is right, `simulate` says."""
-        return SpatialProgram(parse(text), self.machine, self.data, self.bound, self.limit, self.reasons, self.trace,
-                              None, self.out_spec)  # fmt: skip
+        return replace(self, listing=parse(text), mapping=None)
 
 
 def _mentions(i: Instruction, name: str) -> bool:
@@ -116,18 +113,7 @@ def _text(i: Instruction) -> str:
     return " ".join(filter(None, (action_text(i.action), i.module, i.source)))
 
 
-def program(
-    mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace, spec: pytree.TreeSpec | None
-) -> SpatialProgram:
-    reasons = mapped.bound.reason, limit.reason
-    return SpatialProgram(
-        mapped.listing,
-        machine,
-        mapped.tiles.tensors,
-        max(mapped.bound.cycles, limit.cycles),
-        limit.cycles,
-        reasons,
-        trace,
-        mapped,
-        spec,
-    )
+def program(mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace) -> SpatialProgram:
+    bound, reasons = max(mapped.bound.cycles, limit.cycles), (mapped.bound.reason, limit.reason)
+    data = mapped.tiles.tensors
+    return SpatialProgram(mapped.listing, machine, data, bound, limit.cycles, reasons, trace, mapped)

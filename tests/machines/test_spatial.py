@@ -39,6 +39,8 @@ def test_one_function_reads_all_machines(tmp_path):
     assert tessera.machine(tmp_path / "mine.toml") == spatial_machine("toy")
     with pytest.raises(OptionError, match="there are .*toy"):
         tessera.machine("nothing")
+    with pytest.raises(OptionError, match="did you mean wormhole"):
+        tessera.machine("wormhol")
     with pytest.raises(OptionError, match="h200 is a gpu"):
         spatial_machine("h200")
 
@@ -59,6 +61,8 @@ def test_one_function_reads_all_machines(tmp_path):
         ("[[[0, 0]]", "[[[2, 0]]", "host: expected places within 1 × 2×2; got [2, 0]"),
         ('banks = [1,', 'banks = [3,', "sram.banks: expected a divisor"),
         ("default = 1", "exp = 1", "vector.cycles: expected a default"),
+        ("default = 1", "default = 1, gellu = 2", "gellu is none (did you mean gelu?)"),
+        ("read_ports = [1,", "read_ports = [9999999999,", "1 or more and at most 4096; got 9999999999"),
         ("float64 = 1", "float65 = 1", "float65 is none"),
         ('"mesh"', '"star"', "link.topology: expected one of mesh, torus"),
         ('kind = "spatial"', 'kind = "gpu"', 'expected kind = "spatial"'),

@@ -1,7 +1,7 @@
 """Random programs on random machines: what the simulator gives is PyTorch's answer, and nothing is refused but for
 space.
 
-`python -m tests.spatial.random_programs 1000` tries that many.
+`python -m tests.spatial.random_programs 1000` tries that many; a second number is the first seed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,31 @@ def random_machine(chance: random.Random) -> SpatialMachine:
     extra = ""
     if down == 3 and across == 3 and chance.random() < 0.5:
         extra = '\n[dead]\ncores = [[[1, 1]], "assumed: one is dead"]\n'
-    banks = chance.choice([1, 2, 4])
+    banks, size = chance.choice([1, 2, 4]), "64 KiB"
+    if chance.random() < 0.4:  # off-chip memory, and where it is needed often: little of the core's own
+        size = chance.choice(["2 KiB", "4 KiB", "8 KiB", "64 KiB"])
+        extra += _dram(chance, down, across)
     return toy(
         down, across, extra,
         rows=chance.choice([2, 4, 8, 16]), columns=chance.choice([4, 8, 16]), lanes=chance.choice([4, 16, 32]),
         stationary=f'"{chance.choice(["weight", "input", "output"])}"',
         loading=f'"{chance.choice(["serial", "overlapped"])}"',
-        banks=banks, read_ports=chance.choice([1, 2, 3]), write_ports=chance.choice([1, 2]),
+        size=f'"{size}"', banks=banks, read_ports=chance.choice([1, 2, 3]), write_ports=chance.choice([1, 2]),
         topology=f'"{chance.choice(["mesh", "torus"])}"', latency=chance.choice([1, 2, 5]),
         jitter=chance.choice([0, 0, 2]),
         engines=chance.choice([0, 1, 2]),
     )  # fmt: skip
+
+
+def _dram(chance: random.Random, down: int, across: int) -> str:
+    ports = sorted({(0, 0), (down - 1, chance.randrange(across))})
+    return f"""
+[dram]
+cores = [{[list(port) for port in ports]}, "assumed: some"]
+size = ["64 KiB", "assumed: enough"]
+width = ["{chance.choice([3, 16, 64])} B", "assumed: of several"]
+latency = [{chance.choice([0, 1, 30])}, "assumed: of several"]
+"""
 
 
 class Program(nn.Module):
@@ -96,7 +110,8 @@ def attempt(seed: int) -> str:
 
 if __name__ == "__main__":
     wrong = 0
-    for number in range(int(sys.argv[1])):
+    count, first = (int(arg) for arg in (*sys.argv[1:], "0")[:2])
+    for number in range(first, first + count):
         try:
             problem = attempt(number)
         except Exception as error:  # every failure is counted and told
@@ -104,5 +119,5 @@ if __name__ == "__main__":
         if problem:
             wrong += 1
             print(problem, flush=True)
-    print(f"{sys.argv[1]} programs, {wrong} wrong")
+    print(f"{count} programs, {wrong} wrong")
     sys.exit(bool(wrong))

@@ -115,6 +115,7 @@ def test_values_are_written_in_many_ways(given: object, values: list[int]) -> No
     ("given", "message"),
     [
         ({}, "got an empty sweep"),
+        ("sram.size", "expected fields and values.*got 'sram.size'"),
         ({"sram.size": []}, "sram.size: expected at least one value"),
         ({"sram.sise": "x2"}, "no field 'sram.sise'.*did you mean sram.size"),
         ({"dram.size": "x2"}, "no field 'dram.size' to vary"),

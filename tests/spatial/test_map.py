@@ -169,12 +169,53 @@ def test_what_is_refused() -> None:
         map_onto(Refused(), x, machine="toy")
     with pytest.raises(SpaceError, match="chips would do"):
         map_onto(nn.Linear(512, 512), torch.randn(1, 512), machine="toy")
-    with pytest.raises(OptionError, match="expected 1 to 1"):
+    with pytest.raises(OptionError, match="expected 1, as many as toy has"):
         map_onto(MLP(), torch.randn(4, 64), machine="toy", chips=2)
     with pytest.raises(OptionError, match="expected one of quick"):
         map_onto(MLP(), torch.randn(4, 64), machine="toy", effort="some")
     with pytest.raises(OptionError, match="expected a spatial one"):
         map_onto(MLP(), torch.randn(4, 64), machine="h100")
+    with pytest.raises(OptionError, match="got NoneType"):
+        map_onto(MLP(), torch.randn(4, 64), machine=None)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"seed: expected a whole number, got 'a'"):
+        map_onto(MLP(), torch.randn(4, 64), machine="toy", seed="a")  # type: ignore[arg-type]
+    with pytest.raises(MapError, match="gives c64.*expected real numbers"):
+        map_onto(lambda x: (x * 1j).real, x, machine="toy")
+    with pytest.raises(MapError, match="gives nothing"):
+        map_onto(lambda x: None, x, machine="toy")
+
+
+@pytest.mark.parametrize(
+    ("chips", "cut", "message"),
+    [
+        (2.5, None, "chips: expected 1 to 256, as many as lpx has; got 2.5"),
+        (True, None, "chips: expected 1 to 256"),
+        (2, "tensor", "cut: expected words and counts"),
+        (2, {"tensors": 2}, "cut: expected tensor, pipeline"),
+        (2, {"tensor": 2}, r"no weight of Linear can be cut in 2: expected sizes that it divides, got \[17, 17\]"),
+    ],
+)
+def test_cuts_that_cannot_be(chips: int, cut: dict | None, message: str) -> None:
+    with pytest.raises((OptionError, MapError), match=message):
+        map_onto(nn.Linear(17, 17), torch.randn(1, 17), machine="lpx", chips=chips, cut=cut)
+
+
+def test_what_all_memory_together_cannot_hold_is_refused_before_a_mapping_is_tried() -> None:
+    with pytest.raises(SpaceError, match=r"needs 1,050,624 bytes .* 262,144; .* more than the 1 of toy"):
+        map_onto(nn.Linear(512, 512), torch.randn(1, 512), machine="toy")
+
+
+def test_nothing_among_results_is_left_out() -> None:
+    x = torch.randn(4, 8)
+    assert simulate(map_onto(lambda x: (x + 1, None), x, machine="toy", effort="quick"), x).output.equal(x + 1)
+
+
+def test_a_chip_of_very_many_cores_is_used_in_part() -> None:
+    model, x = nn.Linear(32, 24).double(), torch.randn(4, 32, dtype=torch.float64)
+    program = map_onto(model, x, machine="wse3", effort="quick")
+    assert len(program.listing.pages) <= 300
+    with torch.no_grad():
+        torch.testing.assert_close(simulate(program, x).output, model(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])

@@ -18,7 +18,7 @@ from tessera.spatial.listing import load, parse, print_listing, save
 from tessera.spatial.simulator import KINDS, Violation, judge, simulate
 from tessera.spatial.simulator.stepper import step
 from tessera.tools import cli
-from tessera.util.errors import InputError
+from tessera.util.errors import InputError, OptionError
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -160,6 +160,12 @@ def test_inputs_of_another_shape_or_number():
         simulate(case.program, torch.zeros(2, 2))
     with pytest.raises(InputError, match="expected 1 inputs"):
         simulate(case.program)
+    with pytest.raises(InputError, match="expected x to be a tensor, got list"):
+        simulate(case.program, [torch.zeros(16, 32)])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="expected what map_onto gives, or a .spatial file; got ReLU"):
+        simulate(torch.nn.ReLU(), torch.zeros(16, 32))  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="expected jitter to be a whole number"):
+        simulate(case.program, torch.zeros(16, 32), jitter="a")  # type: ignore[arg-type]
 
 
 def test_an_index_outside_of_its_table():

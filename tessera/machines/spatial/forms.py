@@ -6,6 +6,7 @@ form is a function with a docstring: the docstring is what an error calls "expec
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -28,10 +29,10 @@ def _refuse(expected: str) -> BadForm:
     return BadForm(expected)
 
 
-def whole(least: int) -> Form:
+def whole(least: int, most: int = LARGEST) -> Form:
     def form(value: object) -> int:
-        if type(value) is not int or not least <= value <= LARGEST:
-            raise _refuse(f"a whole number, {least} or more")
+        if type(value) is not int or not least <= value <= most:
+            raise _refuse(f"a whole number, {least} or more and at most {most}")
         return value
 
     return form
@@ -108,7 +109,9 @@ def table(least: float, *names: str) -> Form:
             raise _refuse(f"a table of numbers, such as {{ {names[0] if names else 'default'} = 1 }}")
         for name, number in value.items():
             if names and name not in names:
-                raise _refuse(f"names out of {', '.join(names)}; {name} is none")
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f" (did you mean {near[0]}?)" if near else ""
+                raise _refuse(f"names out of {', '.join(names)}; {name} is none{hint}")
             if type(number) not in (int, float) or not least <= number <= LARGEST:
                 raise _refuse(f"numbers of {least:g} or more; {name} is {number}")
         return dict(value)

@@ -19,6 +19,24 @@ DTYPES = (
     "bool", "uint8", "int8", "int16", "int32", "int64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16",
     "float32", "float64",
 )  # fmt: skip
+# Functions of the vector unit by the number of their operands. The infix ones print as operators.
+INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
+    "ne": "!=",
+}  # fmt: skip
+REDUCTIONS = ("sum", "max", "min", "argmax", "argmin")
+_UNARY = (
+    "neg exp expm1 log log1p sqrt rsqrt tanh erf gelu gelu_tanh silu sigmoid softplus relu abs sign sin cos floor ceil "
+    "round trunc"
+)
+FUNCTIONS: dict[str, int] = {
+    **dict.fromkeys(INFIX, 2),
+    **dict.fromkeys(REDUCTIONS, 1),
+    **dict.fromkeys(_UNARY.split(" "), 1),
+    **dict.fromkeys(("maximum", "minimum", "pow", "remainder"), 2),
+    "where": 3,
+}
+PORTS = 1 << 12  # units, ports or banks of a core: each is a thing that a schedule knows
 
 
 def _of(form: forms.Form, default: Any = MISSING) -> Any:
@@ -35,7 +53,7 @@ class Chip:
 class Matrix:
     rows: int = _of(forms.whole(1))
     columns: int = _of(forms.whole(1))
-    count: int = _of(forms.whole(1))
+    count: int = _of(forms.whole(1, PORTS))
     stationary: str = _of(forms.choice("weight", "input", "output"))
     loading: str = _of(forms.choice("serial", "overlapped"))
     passes: Mapping[str, float] = _of(forms.table(1e-3, *DTYPES))
@@ -44,7 +62,7 @@ class Matrix:
 @dataclass(frozen=True)
 class Vector:
     lanes: int = _of(forms.whole(1))
-    cycles: Mapping[str, float] = _of(forms.table(1e-3))
+    cycles: Mapping[str, float] = _of(forms.table(1e-3, "default", "move", *FUNCTIONS))
 
     def cycles_of(self, function: str) -> float:
         return self.cycles.get(function, self.cycles["default"])
@@ -53,9 +71,9 @@ class Vector:
 @dataclass(frozen=True)
 class Sram:
     size: int = _of(forms.size)
-    banks: int = _of(forms.whole(1))
-    read_ports: int = _of(forms.whole(1))
-    write_ports: int = _of(forms.whole(1))
+    banks: int = _of(forms.whole(1, PORTS))
+    read_ports: int = _of(forms.whole(1, PORTS))
+    write_ports: int = _of(forms.whole(1, PORTS))
     width: int = _of(forms.size)
     align: int = _of(forms.size)
 
@@ -66,7 +84,7 @@ class Sram:
 
 @dataclass(frozen=True)
 class Copy:
-    engines: int = _of(forms.whole(0))
+    engines: int = _of(forms.whole(0, PORTS))
 
 
 @dataclass(frozen=True)

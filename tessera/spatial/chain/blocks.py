@@ -237,7 +237,7 @@ class _Split:
         constants = {v: data for v, data in self.trace.constants.items() if v in read}
         trace = body.with_(inputs=(*carried, *inputs), constants=constants)
         weights = {v: self.got.weights[v] for v in inputs if v in self.got.weights}
-        return Segment(Captured(trace, self.got.mode, weights, self.got.out_spec), carried, leaves)
+        return Segment(Captured(trace, self.got.mode, weights), carried, leaves)
 
     def needed(self, values: Iterable[Value]) -> tuple[Equation, ...]:
         """The equations before all blocks that some values come from."""

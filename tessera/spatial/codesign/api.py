@@ -120,8 +120,9 @@ def codesign(
 def _axes(machine: SpatialMachine, vary: Mapping[str, object] | None, points: int) -> dict[str, tuple[Dial, list[int]]]:
     if vary is None:
         return {}
-    if not vary:
-        raise OptionError('vary: expected fields and values, such as {"sram.size": "x0.5..x2"}; got an empty sweep')
+    if not vary or not isinstance(vary, Mapping):
+        got = repr(vary) if vary else "an empty sweep"
+        raise OptionError(f'vary: expected fields and values, such as {{"sram.size": "x0.5..x2"}}; got {got}')
     if points < 2:
         raise OptionError(f"points: expected 2 or more of each range, got {points}")
     axes = {name: axis(machine, name, given, points) for name, given in vary.items()}

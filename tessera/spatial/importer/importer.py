@@ -106,7 +106,10 @@ class Importer:
         """A buffer that the program writes: the dimension along which it is written is the matrix's rows."""
         dim = next((d for eqn in self.trace.equations if (d := written_along(eqn, v)) is not None), None)
         if dim is None:
-            raise MapError(f"{name} is written otherwise than by rows that an index chooses (index_put, index_copy)")
+            raise MapError(
+                f"{name} is written otherwise than by rows that an index chooses (index_put, index_copy); "
+                "model.eval() leaves the statistics of batch norms as they are"
+            )
         order = [dim, *(d for d in range(data.ndim) if d != dim)]
         rows = data.detach().permute(order)
         home = self.graph.home(name, data.dtype, rows.shape[0], rows[0].numel())
@@ -168,7 +171,8 @@ class Importer:
         if eqn.opname.startswith(_CLAIMS):
             return
         if not isinstance(eqn.op, Special) and draws(eqn.op, eqn.args, eqn.kwargs):
-            raise MapError(f"{eqn.op} draws random numbers, which such a machine has none of: {where(eqn)}")
+            why = "which such a machine has none of (model.eval() leaves dropout out)"
+            raise MapError(f"{eqn.op} draws random numbers, {why}: {where(eqn)}")
         if unsized := next((v for v in eqn.results() if not _is_sized(v)), None):
             raise MapError(
                 f"{eqn.op} gives {unsized.type}, a size that depends on data: expected sizes that are numbers, such as "
@@ -177,6 +181,8 @@ class Importer:
         self.eqn = eqn
         if self.is_known(eqn):
             self.bind(eqn, self.computed(eqn))
+        elif unreal := next((v for v in eqn.results() if isinstance(v.type, TensorType) and v.dtype.is_complex), None):
+            raise MapError(f"{eqn.op} gives {unreal.type}, which has no form: expected real numbers: {where(eqn)}")
         elif eqn.opname in MOVES and has_rule(eqn):
             self.bind(eqn, self.moved(eqn))
         elif eqn.opname in FORMS:

@@ -24,7 +24,7 @@ from tessera.spatial.listing.chain import Chain, parse_chain, print_chain
 from tessera.spatial.listing.parse import parse
 from tessera.spatial.listing.text import print_listing
 from tessera.spatial.listing.types import SIZES, Listing
-from tessera.util.errors import ListingError
+from tessera.util.errors import ListingError, MachineError
 from tessera.util.safetensors import CODES, NOTES, Unfit, head, place, row, split
 
 LISTING, CHAIN, MACHINE, DATA = "listing.txt", "chain.txt", "machine.toml", "data.safetensors"
@@ -102,7 +102,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
     except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError, EOFError) as error:
         raise ListingError(f"{path}: expected a .spatial file: {error}") from None
-    except ListingError as error:
+    except (ListingError, MachineError) as error:
         raise ListingError(f"{path}: {error}") from None
 
 

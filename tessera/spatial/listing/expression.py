@@ -10,7 +10,8 @@ import difflib
 import math
 import re
 
-from tessera.spatial.listing.types import FUNCTIONS, INFIX, Call, Index, Ref, Span, Tree
+from tessera.machines.spatial.schema import FUNCTIONS, INFIX
+from tessera.spatial.listing.types import Call, Index, Ref, Span, Tree
 
 NAME = r"[A-Za-z_][\w.]{0,200}"
 DEEPEST = 60

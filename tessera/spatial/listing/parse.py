@@ -184,7 +184,7 @@ class _Parser:
                 self.refuse(f"a type out of {', '.join(SIZES)}{f'; did you mean {near[0]}?' if near else ''}", dtype)
             sizes = tuple(int(part) for part in shape.split(",")) if re.fullmatch(r"\d+(, ?\d+)*", shape) else ()
             if (shape and not sizes) or len(sizes) > 8 or not 1 <= TensorType(dtype, sizes).bytes <= LARGEST:
-                self.refuse("at most 8 sizes, each 1 or more", f"[{shape}]"[:100])
+                self.refuse(f"at most 8 sizes, each 1 or more, {LARGEST} bytes in all", f"[{shape}]"[:100])
             known = self.types[dtype, shape] = TensorType(dtype, sizes)
         return known
 

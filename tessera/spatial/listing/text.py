@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tessera.machines.spatial.schema import INFIX
 from tessera.spatial.listing.types import (
-    INFIX,
     Action,
     Buffer,
     Call,

@@ -10,28 +10,12 @@ import math
 from dataclasses import dataclass, field
 
 from tessera.machines.spatial import Core
+from tessera.machines.spatial.schema import INFIX, REDUCTIONS
 
 SIZES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
-# Functions of the vector unit by the number of their operands. The infix ones print as operators.
-INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
-    "ne": "!=",
-}  # fmt: skip
-REDUCTIONS = ("sum", "max", "min", "argmax", "argmin")
-_UNARY = (
-    "neg exp expm1 log log1p sqrt rsqrt tanh erf gelu gelu_tanh silu sigmoid softplus relu abs sign sin cos floor ceil "
-    "round trunc"
-)
-FUNCTIONS: dict[str, int] = {
-    **dict.fromkeys(INFIX, 2),
-    **dict.fromkeys(REDUCTIONS, 1),
-    **dict.fromkeys(_UNARY.split(" "), 1),
-    **dict.fromkeys(("maximum", "minimum", "pow", "remainder"), 2),
-    "where": 3,
-}
 # An expression of nothing but these over integers is computed in integers.
 _MORE = ("neg", "abs", "sign", "relu", "maximum", "minimum", "remainder", "where")
 WHOLE = frozenset((*INFIX, *REDUCTIONS, *_MORE)) - {"div"}

@@ -18,7 +18,7 @@ from tessera.spatial.simulator.chain import judge_chain, simulate_chain
 from tessera.spatial.simulator.judge import judge
 from tessera.spatial.simulator.report import Report
 from tessera.spatial.simulator.run import Run, check_input
-from tessera.util.errors import InputError
+from tessera.util.errors import InputError, OptionError
 
 
 class HasProgram(Protocol):
@@ -66,6 +66,11 @@ def simulate(
     if len(inputs) != len(names):
         told = names if isinstance(taken, ChainedProgram) else [f"{name} {of}" for name, of in taken.listing.inputs]
         raise InputError(f"simulate: expected {len(names)} inputs ({', '.join(told)}), got {len(inputs)}")
+    for name, given in zip(names, inputs, strict=True):
+        if not isinstance(given, torch.Tensor):
+            raise InputError(f"simulate: expected {name} to be a tensor, got {type(given).__name__}")
+    if jitter is not None and type(jitter) is not int:
+        raise OptionError(f"simulate: expected jitter to be a whole number, the seed; got {jitter!r}")
     named = {name: given.detach().cpu() for name, given in zip(names, inputs, strict=True)}
     if isinstance(taken, ChainedProgram):
         return Simulation(*simulate_chain(taken, named, state or {}, jitter))
@@ -88,4 +93,9 @@ def cost(program: AnyProgram, jitter: int | None = None) -> Report:
 def opened(program: AnyProgram) -> Program | ChainedProgram:
     if isinstance(program, str | Path):
         return load(program)
-    return program if isinstance(program, Program | ChainedProgram) else program.program
+    if isinstance(program, Program | ChainedProgram):
+        return program
+    inner = getattr(program, "program", None)
+    if not isinstance(inner, Program | ChainedProgram):
+        raise InputError(f"simulate: expected what map_onto gives, or a .spatial file; got {type(program).__name__}")
+    return inner
