@@ -175,6 +175,8 @@ def _schema(wanted: object) -> str:
                 raise GuideError(f"json_schema: expected at most {most} {what}, got {count}")
         if not has_end(schema):
             raise GuideError("json_schema: no value satisfies it: what it requires requires itself again, without end")
+    except GuideError:
+        raise
     except RecursionError:
         raise GuideError(f"json_schema: expected at most {LEVELS} levels, got many more") from None
     except (ValueError, TypeError) as error:
