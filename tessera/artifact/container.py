@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from tessera.artifact.text import read_json, write_json
+from tessera.artifact.text import MOST_VALUES, count_values, read_json, write_json
 from tessera.util.errors import ArtifactError
 
 MAGIC = b"\x89TESSERA"
@@ -135,7 +135,8 @@ class Container:
         data = self._at("manifest", offset, length)
         if hashlib.sha256(data).digest() != self.digest:
             raise self.wrong("manifest", "its SHA-256 is not the one in page 0: the file is damaged or was changed")
-        manifest = read_json(data, f"{path}: manifest")
+        self._values = MOST_VALUES  # that may still be read: programs that many entries share are read for each
+        manifest = self._read_json(data, "manifest")
         if not isinstance(manifest, dict):
             raise self.wrong("manifest", "expected an object")
         self.manifest: dict = manifest
@@ -221,7 +222,12 @@ class Container:
         return data
 
     def json(self, name: object) -> object:
-        return read_json(self.read(name), f"{self.path}: {name}")
+        return self._read_json(self.read(name), str(name))
+
+    def _read_json(self, data: bytes, part: str) -> object:
+        read = read_json(data, f"{self.path}: {part}", self._values)
+        self._values -= count_values(data)
+        return read
 
     def verify(self, name: str) -> None:
         """As `read`, of a member of any size, in pieces."""

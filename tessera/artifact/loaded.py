@@ -25,6 +25,7 @@ from tessera.artifact.container import Container
 from tessera.artifact.read import Program, around, read_program
 from tessera.artifact.regions import Kernels
 from tessera.artifact.structure import check_structure, unflatten
+from tessera.ir.serial_check import is_name
 from tessera.ir.types import TensorType
 from tessera.runtime.buckets import Buckets, bucketed
 from tessera.runtime.capturable import why_not_captured
@@ -153,6 +154,8 @@ class _Loading:
         entries = self.manifest.get("entries")
         if not isinstance(entries, dict) or not entries or not all(isinstance(e, dict) for e in entries.values()):
             raise self.container.wrong("manifest", "expected entries")
+        if not all(map(is_name, entries)):
+            raise self.container.wrong("manifest", "expected plain names of entries")
         target, kernels = self._kernels()
         compiled = {name: self._entry(name, entry, target, kernels) for name, entry in entries.items()}
         about = (

@@ -65,7 +65,7 @@ def check_structure(data: object, where: str, deepest: int = DEEPEST) -> int:
         case ["tuple" | "list", list(children)] if len(children) <= WIDEST:
             pass
         case ["dict", list(keys), list(children)] if len(keys) == len(children) <= WIDEST:
-            if len(set(keys)) != len(keys) or not all(type(k) in (str, int) for k in keys):
+            if not all(type(k) in (str, int) for k in keys) or len(set(keys)) != len(keys):
                 raise ArtifactError(f"{where}: expected texts or numbers as keys, each once")
         case ["namedtuple", str(name), list(fields), list(children)] if len(fields) == len(children) <= WIDEST:
             plain = all(is_name(f) and not f.startswith("_") for f in fields)

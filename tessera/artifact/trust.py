@@ -8,6 +8,7 @@ user's alone (0600, the folder 0700); one that others can read or write is refus
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import importlib
@@ -28,6 +29,7 @@ from tessera.util.errors import OptionError, TesseraError
 SIGNED = b"tessera artifact 1\n"  # what is signed begins with this, so that a signature means nothing elsewhere
 OWN, PRIVATE, TRUSTED = "own.key", "signing.key", "trusted.keys"
 KEY = re.compile(r"[0-9a-f]{64}")
+LONGEST = 1 << 20  # bytes of a file of keys
 
 
 class TrustError(TesseraError, RuntimeError):
@@ -51,27 +53,50 @@ def folder() -> Path:
 def _read(name: str) -> str | None:
     """The contents of a private file; None where there is none."""
     path = folder() / name
+    kinds = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+        file = os.open(path, os.O_RDONLY | kinds)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise TrustError(f"{path}: {error.strerror}") from error
-    with os.fdopen(file, "r", encoding="ascii", errors="replace") as text:
-        for where, status in ((path, os.fstat(file)), (path.parent, os.stat(path.parent))):
-            others = 0o077 if stat.S_ISREG(status.st_mode) else 0o022
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise TrustError(f"{path}: expected a plain file")
+        for where, status, others in ((path, os.fstat(file), 0o077), (path.parent, os.stat(path.parent), 0o022)):
             if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & others):
                 raise TrustError(f"{where}: expected to be its owner's alone; try: chmod go-rwx {where}")
-        return text.read(1 << 20)
+        return os.read(file, LONGEST).decode("ascii", "replace")
+    finally:
+        os.close(file)
 
 
-def _write(name: str, text: str) -> None:
+def _secret(name: str) -> str | None:
+    """The contents of a file that holds one key. An empty one would be a key that everybody knows."""
+    text = _read(name)
+    if text is not None and not KEY.fullmatch(text.strip()):
+        raise TrustError(f"{folder() / name}: expected a key of 64 hexadecimal digits; remove it, and one is made")
+    return None if text is None else text.strip()
+
+
+def _write(name: str, text: str, new: bool = False) -> None:
+    """Whole or not at all. `new`: unless there is one, which another process may have made meanwhile."""
     place = folder()
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, temporary = tempfile.mkstemp(dir=place, prefix=f".{name}.")  # readable by the owner alone
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(text)
-    os.replace(temporary, place / name)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii", errors="replace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, place / name)
+        else:
+            os.replace(temporary, place / name)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
 
 
 # --- what this user builds ---
@@ -80,13 +105,13 @@ def _write(name: str, text: str) -> None:
 def own_tag(digest: bytes) -> bytes:
     """The tag of a file that is being built; zeros where the user has no place for a secret."""
     try:
-        secret = _read(OWN)
+        secret = _secret(OWN)
         if secret is None:
-            _write(OWN, secrets.token_hex(32))
-            secret = _read(OWN)  # another process may have been faster
+            _write(OWN, secrets.token_hex(32), new=True)
+            secret = _secret(OWN)
     except OSError:  # a read-only home: the file is as a stranger's then
         return bytes(32)
-    return _tag(secret or "", digest)
+    return bytes(32) if secret is None else _tag(secret, digest)
 
 
 def _tag(secret: str, digest: bytes) -> bytes:
@@ -118,7 +143,7 @@ def trusted_keys() -> dict[str, str]:
     for line in (_read(TRUSTED) or "").splitlines():
         key, _, name = line.strip().partition(" ")
         if KEY.fullmatch(key):
-            keys[key] = name.strip()
+            keys[key] = name.strip() or key[:16]
     return keys
 
 
@@ -143,11 +168,13 @@ def _private_key() -> Any:
     ed25519 = _ed25519()
     if ed25519 is None:
         raise OptionError("signing needs the package 'cryptography'; try: pip install 'tessera[sign]'")
-    text = _read(PRIVATE)
+    text = _secret(PRIVATE)
     if text is None:
-        _write(PRIVATE, ed25519.Ed25519PrivateKey.generate().private_bytes_raw().hex())
-        text = _read(PRIVATE)
-    return ed25519.Ed25519PrivateKey.from_private_bytes(bytes.fromhex((text or "").strip()))
+        _write(PRIVATE, ed25519.Ed25519PrivateKey.generate().private_bytes_raw().hex(), new=True)
+        text = _secret(PRIVATE)
+    if text is None:
+        raise TrustError(f"{folder() / PRIVATE}: cannot be written")
+    return ed25519.Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
 
 
 def _ed25519() -> ModuleType | None:
@@ -189,7 +216,7 @@ def signers(container: Container) -> list[Signer]:
 
 
 def built_here(container: Container) -> bool:
-    secret = _read(OWN)
+    secret = _secret(OWN)
     return secret is not None and hmac.compare_digest(_tag(secret, container.digest), container.seals.tag)
 
 

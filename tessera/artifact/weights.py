@@ -8,6 +8,7 @@ manifest says how it is seen. Read again, the tensors lie in the file's pages: p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from tessera.util.errors import ArtifactError, OptionError
 from tessera.util.safetensors import CODES, NOTES, Unfit, head, place, row, split
 
 ALIGN, DATA_ALIGN = 64, 4096
-MOST_HEADER, MOST_TENSORS = 16 << 20, 1_000_000
+MOST_HEADER, MOST_TENSORS, MOST_ELEMENTS = 16 << 20, 65_536, 1 << 48
 PADDING = "_padding."
 
 
@@ -131,7 +132,7 @@ def _seen(data: memoryview, dtype: torch.dtype, shape: list[int], view: object, 
             if isinstance(kind, torch.dtype) and numbers and dtype is torch.uint8 and len(data) % kind.itemsize == 0:
                 empty = 0 in sizes
                 extent = 0 if empty else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-                if extent * kind.itemsize == len(data):
+                if extent * kind.itemsize == len(data) and math.prod(sizes) <= MOST_ELEMENTS:
                     memory = flat.view(kind) if len(data) else torch.empty(0, dtype=kind)
                     return memory.as_strided(sizes, strides)
     raise ArtifactError(f"{where}: expected a view that fits {len(data)} bytes, got {str(view)[:120]}")

@@ -21,7 +21,7 @@ from tessera.artifact.container import Writer
 from tessera.artifact.keep import CpuKernels, TargetKernels
 from tessera.artifact.keep_cuda import CudaKernels
 from tessera.artifact.source import source_of
-from tessera.artifact.text import write_json
+from tessera.artifact.text import MOST_VALUES, count_values, write_json
 from tessera.artifact.weights import Shelf
 from tessera.frontends.export_model import exported_program
 from tessera.ir.serial_check import is_name
@@ -161,14 +161,19 @@ def _write(
             member = f"kernels/{target.replace(':', '-')}.bin"
             file.add(member, [of.code()])
             manifest["targets"][target] = {"kind": of.kind, "code": member, **of.listed()}
+        values = dict.fromkeys((PORTABLE, *kernels), 0)
         for name, entry in entries.items():
             programs = {}
             for target, program in entry.built.programs.items():
                 stem = f"{name}/{target.replace(':', '-')}"
-                file.add(f"programs/{stem}.json", [write_json(program)])
+                text = write_json(program)
+                values[target] += count_values(text)
+                file.add(f"programs/{stem}.json", [text])
                 file.add(f"texts/{stem}.py", [entry.built.texts[target].encode()])
                 programs[target] = [f"programs/{stem}.json", f"texts/{stem}.py"]
             manifest["entries"][name] = {**entry.built.about, "programs": programs}
         for name, data in members.items():
             file.add(name, [data])
+        if (most := max(values.values()) + count_values(write_json(manifest))) > MOST_VALUES:
+            raise OptionError(f"programs of {most} values; at most {MOST_VALUES} are read from one file")
         file.finish(manifest, trust.own_tag)

@@ -15,6 +15,7 @@ from torch import nn
 
 from tessera.distributed import watch
 from tessera.distributed.deadlines import deadline
+from tessera.torch_internals.distributed import set_deadline
 from tessera.util.errors import MeshError
 
 
@@ -50,6 +51,7 @@ def own_group(purpose: str) -> dist.ProcessGroup | None:
         _Groups.world, _Groups.named = world, {}
     if purpose not in _Groups.named:
         _Groups.named[purpose] = dist.new_group(backend="gloo", timeout=deadline())  # type: ignore[assignment]
+    set_deadline(deadline(), _Groups.named[purpose])  # a later mesh may have brought another
     return _Groups.named[purpose]
 
 
@@ -71,9 +73,16 @@ def on_all(what: str, step: Callable[[], None], group: dist.ProcessGroup | None 
 def first_difference(every: list[list], what: str) -> None:
     """Raise where a rank's list is not rank 0's, with the first entries that differ."""
     for rank, other in enumerate(every):
-        for a, b in itertools.zip_longest(every[0], other, fillvalue="nothing more"):
-            if a != b:
-                raise MeshError(f"rank {rank} has another {what} than rank 0: it has {b!r}, rank 0 {a!r}")
+        pairs = itertools.zip_longest(every[0], other, fillvalue="nothing more")
+        differing = [(a, b) for a, b in pairs if a != b]
+        if differing:
+            a, b = next((pair for pair in differing if len({*map(_equation, pair)}) > 1), differing[0])
+            raise MeshError(f"rank {rank} has another {what} than rank 0: it has {b!r}, rank 0 {a!r}")
+
+
+def _equation(line: str) -> str:
+    """Of a line of a program: not where it was written, nor what inputs are called."""
+    return "" if line.startswith("def ") else line.partition("#")[0]
 
 
 def agree_on_weights(model: nn.Module) -> None:

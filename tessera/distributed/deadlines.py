@@ -16,12 +16,12 @@ def deadline() -> timedelta:
     return deadline_of(dist.group.WORLD, torch.device("cpu" if dist.get_backend() == "gloo" else "cuda"))
 
 
-def share_deadline(device_mesh: DeviceMesh, seconds: float | None = None) -> None:
-    """The groups along the axes give up when the first group does, or after so many seconds."""
+def share_deadline(device_mesh: DeviceMesh | None, seconds: float | None = None) -> None:
+    """The groups along the axes, if there are any yet, give up when the first group does, or after so many seconds."""
     if dist.get_backend() == "fake":
         return
     limit = deadline() if seconds is None else timedelta(seconds=seconds)
     if seconds is not None:
         set_deadline(limit)
-    for axis in range(device_mesh.ndim):
-        set_deadline(limit, device_mesh.get_group(axis))
+    for axis in range(device_mesh.ndim if device_mesh is not None else 0):
+        set_deadline(limit, device_mesh.get_group(axis))  # type: ignore[union-attr]

@@ -14,11 +14,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tessera.distributed.communicator import bind
+from tessera.distributed.compare import everyones, first_difference
 from tessera.distributed.deadlines import share_deadline
+from tessera.distributed.users_line import at_users_line
 from tessera.ir.mesh import Mesh
 from tessera.util.errors import InputError, OptionError
 
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what it tells each rank
 
+
+@at_users_line
 def mesh(*, device: str | None = None, fake: bool = False, timeout: float | None = None, **axes: int) -> DeviceMesh:
     """A mesh of ranks, such as `tessera.mesh(dp=4, tp=2)`; the last axis holds neighbours.
 
@@ -38,6 +43,8 @@ def mesh(*, device: str | None = None, fake: bool = False, timeout: float | None
             f"mesh: {wanted} has {wanted.ranks} ranks, the process group {dist.get_world_size()}; "
             f"start the program with torchrun --nproc-per-node={wanted.ranks}, or choose other sizes"
         )
+    share_deadline(None, timeout)
+    first_difference(everyones([str(wanted)]), "mesh")
     device_mesh = init_device_mesh(kind, tuple(wanted.sizes.values()), mesh_dim_names=wanted.names)
     share_deadline(device_mesh, timeout)
     bind(device_mesh)
@@ -51,7 +58,7 @@ def _join(wanted: Mesh, kind: str, fake: bool, timeout: float | None) -> None:
         from tessera.torch_internals.fake_group import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=wanted.ranks)
-    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    elif not (missing := [name for name in TORCHRUN if name not in os.environ]):
         limit = None if timeout is None else timedelta(seconds=timeout)
         backend, store = "nccl" if kind == "cuda" else "gloo", _store_of_torchrun()
         if store is None:
@@ -61,8 +68,8 @@ def _join(wanted: Mesh, kind: str, fake: bool, timeout: float | None) -> None:
             dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=ranks)  # type: ignore[arg-type]
     else:
         raise InputError(
-            f"mesh: there is no process group for {wanted}; start the program with "
-            f"torchrun --nproc-per-node={wanted.ranks} …, or say mesh(…, fake=True) to be one rank alone"
+            f"mesh: there is no process group for {wanted}, and the environment has no {', '.join(missing)}; start the "
+            f"program with torchrun --nproc-per-node={wanted.ranks} …, or say mesh(…, fake=True) to be one rank alone"
         )
 
 

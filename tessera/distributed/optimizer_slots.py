@@ -72,6 +72,13 @@ def load_groups(model: nn.Module, optimizer: torch.optim.Optimizer, saved: list[
             f"load_state: expected an optimizer with the groups that were saved ({_told(saved)}), got {_told(here)}"
         )
     for group, known in zip(optimizer.param_groups, saved, strict=True):
+        extra = sorted(known["options"].keys() - group.keys() - {"initial_lr"})  # a scheduler's
+        missing = sorted(optimizer.defaults.keys() - known["options"].keys())
+        if extra and missing:  # versions of PyTorch know more options or fewer, not others
+            raise InputError(
+                f"load_state: expected the state of {type(optimizer).__name__}, with its {', '.join(missing)}, got "
+                f"another optimizer's, with {', '.join(extra)}"
+            )
         for key, value in known["options"].items():
             before = group.get(key)
             if isinstance(before, Tensor):

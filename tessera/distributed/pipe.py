@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tessera.ir.mesh import Mesh
-from tessera.transforms.pipelined.known import WORDS, chunks_of, schedule
+from tessera.transforms.pipelined.known import WORDS, chunks_of, idle_share, schedule
 from tessera.transforms.pipelined.schedule import Schedule
 from tessera.util.errors import OptionError
 
@@ -54,8 +54,16 @@ class Pipe:
         return count
 
     def in_table(self, rows: int, asked: int | None) -> int:
-        """As `microbatches`; a table has its own number of them."""
-        return self.microbatches(rows, asked or (None if self.table is None else self.table.microbatches))
+        """As `microbatches`, for a step; a table has its own number of them."""
+        asked = asked or (None if self.table is None else self.table.microbatches)
+        count = self.microbatches(rows, asked)
+        if asked is None and count < self.ranks:
+            raise OptionError(
+                f"microbatches: expected rows that are cut into {self.ranks} parts or more, one for each stage, got "
+                f"{rows} rows, of which {count} parts are made: ranks would do nothing for "
+                f"{idle_share(self.ranks, count):.0%} of the time"
+            )
+        return count
 
     def _most(self, rows: int) -> int:
         step = self.ranks if chunks_of(self.word) > 1 else 1

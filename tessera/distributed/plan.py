@@ -75,12 +75,11 @@ class Plan:
         words = {key: str(word) for key, word in plan.items() if key.isidentifier() and not set(str(word)) & {"/", ","}}
         for axis, word in words.items():
             if axis not in mesh.names:
-                raise OptionError(f"plan: expected axes of the mesh {mesh}, got {axis!r}")
+                raise OptionError(f"plan: expected axes of the mesh {mesh}, got {axis!r}{_hint(axis, mesh.names)}")
             if word not in WORDS and (pipe is None or axis != pipe.axis):
-                near = difflib.get_close_matches(word, (*WORDS, *SCHEDULES), 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                every = ", ".join((*WORDS, *SCHEDULES))
-                raise OptionError(f"plan: expected for {axis} one of {every}, got {word!r}{hint}")
+                every = *WORDS, *SCHEDULES
+                told = f"{', '.join(every)}, got {word!r}{_hint(word, every)}"
+                raise OptionError(f"plan: expected for {axis} one of {told}")
         if missing := [axis for axis in mesh.names if axis not in words]:
             raise OptionError(f"plan: expected a word for every axis of the mesh {mesh}, got none for {missing[0]}")
         if "hsdp" in words.values() and "zero3" not in words.values():
@@ -195,8 +194,25 @@ def lay_out_early(plan: Plan, weights: Mapping[str, Value], modules: Collection[
 
 def demanded(plan: Plan, name: str, v: Value, text: str) -> Placement:
     """The placement that a plan's words give to a value."""
-    _, splits = parse_splits(text)
-    return _demanded(plan, name, v, splits, text)
+    try:
+        _, splits = parse_splits(text)
+        placement = Placement(plan.mesh, v.shape, splits) if len(splits) == v.ndim else None
+    except OptionError as error:
+        raise OptionError(f"plan: {name} is {v.type}, and {text!r} no placement of it: {error}") from error
+    if placement is None:
+        raise OptionError(f"plan: {name} is {v.type}; expected {v.ndim} dimensions, got {text!r}")
+    for dim, axes in enumerate(splits):
+        if plan.pipe is not None and plan.pipe.axis in axes:
+            raise OptionError(
+                f"plan: {text!r} splits {name} over {plan.pipe.axis}, which is a pipeline; expected other axes, since "
+                "its ranks hold different weights"
+            )
+        if not placement.is_even(dim):
+            ranks = " x ".join(f"{axis}={plan.mesh.size(axis)}" for axis in axes)
+            raise OptionError(
+                f"plan: {text!r} splits dimension {dim} of {name}, {v.type}, which {ranks} does not divide"
+            )
+    return placement
 
 
 def _model_split(plan: Plan, v: Value, cuts: Mapping[str, Cuts]) -> Placement:
@@ -250,18 +266,10 @@ def _by_name(plan: Plan, weights: Mapping[str, Value], modules: Collection[str])
     return {name: demanded(plan, name, weights[name], text) for name, text in of_weights.items()}
 
 
+def _hint(word: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def _demanded(plan: Plan, name: str, v: Value, splits: tuple, text: str) -> Placement:
-    if len(splits) != v.ndim:
-        raise OptionError(f"plan: {name} is {v.type}; expected {v.ndim} dimensions, got {text!r}")
-    placement = Placement(plan.mesh, v.shape, splits)
-    for dim, axes in enumerate(splits):
-        if not placement.is_even(dim):
-            ranks = " x ".join(f"{axis}={plan.mesh.size(axis)}" for axis in axes)
-            raise OptionError(
-                f"plan: {text!r} splits dimension {dim} of {name}, {v.type}, which {ranks} does not divide"
-            )
-    return placement

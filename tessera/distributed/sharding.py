@@ -23,6 +23,8 @@ from tessera.distributed.hugging_face import with_their_plan
 from tessera.distributed.meta import is_meta, materialise
 from tessera.distributed.plan import DATA, MODEL, Layout, Plan, demanded, lay_out, lay_out_early
 from tessera.distributed.regions import Regions
+from tessera.distributed.room import bytes_of, check_room, in_gb
+from tessera.distributed.users_line import at_users_line
 from tessera.distributed.weights import Replaced, adopt, distribute, leave, move, placement_of, whole_type
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
@@ -150,6 +152,7 @@ def shard(
     return model
 
 
+@at_users_line
 def place(
     model: nn.Module,
     mesh: object,
@@ -174,6 +177,10 @@ def place(
     adopt(model, sharding.device_mesh)
     weights = {name: Value(name.replace(".", "_"), whole_type(p)) for name, p in model.named_parameters()}
     early = lay_out_early(sharding.plan, weights, _names(model)[1])
+    held = bytes_of((p, early[name]) for name, p in model.named_parameters())
+    moves = not sharding.settled or sharding.plan.pipe is not None
+    told = f"{in_gb(held)} of weights{', which lie so until the first call' if moves else ''}"
+    check_room(held, told, torch.device(sharding.device_mesh.device_type))
     if is_meta(model):
         materialise(model, early, sharding.device_mesh)
     new = distribute(model, early, sharding.device_mesh)
@@ -216,3 +223,7 @@ def check_mesh(mesh: object, plan: object) -> None:
         raise OptionError(f"mesh: expected what tessera.mesh gives, or a DeviceMesh, got {type(mesh).__name__}")
     if plan is None:
         raise OptionError("plan: expected one beside a mesh, such as 'zero3' or {'dp': 'zero3', 'tp': 'tensor'}")
+    if not isinstance(plan, (str, Mapping)) or (
+        isinstance(plan, Mapping) and not all(isinstance(k, str) for k in plan)
+    ):
+        raise OptionError(f"plan: expected a word, or words and placements by name, got {plan!r}")

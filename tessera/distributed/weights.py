@@ -20,6 +20,7 @@ from tessera.distributed.dtensors import as_dtensor, from_dtensor
 from tessera.ir.dist import chunk, padded
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
+from tessera.ir.record import user_line
 from tessera.ir.types import TensorType, contiguous_strides, type_of
 from tessera.util.errors import InputError
 
@@ -89,6 +90,7 @@ def distribute(model: nn.Module, placements: Mapping[str, Placement], device_mes
         if p.grad is not None:
             raise InputError(f"shard: expected a weight without a gradient, got one in {name}.grad; zero_grad first")
         new[p] = spread(p, placements[name], device_mesh)
+        p._tessera_name, p.__class__ = name, _Replaced  # type: ignore[attr-defined]
     exchange(model, new)
     with torch.no_grad():
         for buffer in model.buffers():
@@ -154,9 +156,40 @@ def without_memory(x: Tensor) -> DTensor:
     return DTensor.from_local(part, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
 
 
+# --- optimizers of the old parameters -------------------------------------------------------------
+
+
+class _Replaced(nn.Parameter):
+    """A parameter in whose place another stands. An optimizer that was made before has it, and would go by it as by one
+    that has no gradient: the first to ask for that is told."""
+
+    _tessera_name: str
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]
+        raise _made_before([self], "one")
+
+
+def check_owner(optimizer: torch.optim.Optimizer) -> None:
+    """Raise for an optimizer that was made before its parameters were replaced: it would train none of the new."""
+    old = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, _Replaced)]
+    if old:
+        raise _made_before(old, type(optimizer).__name__)
+
+
+def _made_before(old: list[_Replaced], optimizer: str) -> InputError:
+    names, more = ", ".join(p._tessera_name for p in old[:2]), f" and {len(old) - 2} more" if len(old) > 2 else ""
+    return InputError(
+        f"{user_line()}: expected an optimizer of the parameters that tessera.shard made, got {optimizer} made before "
+        f"it, of {names}{more} as it was; say torch.optim.AdamW(model.parameters(), …) after tessera.shard"
+    )
+
+
 def follow(optimizer: torch.optim.Optimizer, new: Replaced) -> None:
     """An optimizer of the old parameters is one of the new."""
     if new and any(p in optimizer.state for p in new):
-        raise InputError("expected an optimizer that has made no step yet; make it, and load its state, after shard")
+        raise InputError(
+            f"{user_line()}: expected an optimizer that has made no step yet; make it, and load its state, after shard"
+        )
     for group in optimizer.param_groups:
         group["params"] = [new.get(p, p) for p in group["params"]]

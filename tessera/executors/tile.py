@@ -36,11 +36,13 @@ from tessera.passes.decompose.add_rows import add_rows
 from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
+from tessera.passes.decompose.unturn import unturn
 from tessera.passes.fuse import regions as fuse
 from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, SCAN, Compiler, innermost, is_outer
 from tessera.passes.fuse.duplicate import duplicate
 from tessera.passes.fuse.horizontal import horizontal
 from tessera.passes.fuse.recompute import recompute
+from tessera.passes.patterns.align import written_in_odd_rows
 from tessera.tile.dialect.overwrite import overwrites
 from tessera.tile.from_trace.batch import batch, form
 from tessera.tile.from_trace.kernel import TileKernel, examples
@@ -156,9 +158,10 @@ def _no_sums_over_rows(body: Trace, row: int | None) -> str:
 
 def _alone(eqn: Equation) -> bool:
     """Random numbers that are computed, and max pools; on a CPU linear layers over few rows, activations and sums over
-    rows; on a GPU large transposing copies and reshapes that copy, sums along rows or over them, gelu of 16 bits, masks
-    of whole rows, and arithmetic with a number that lies on the device, where PyTorch's leave bandwidth, and running
-    sums down columns, whose rows PyTorch takes one after another (190 ns each on an H200).
+    rows; on a GPU linear layers into rows that are not aligned, large transposing copies and reshapes that copy, sums
+    along rows or over them, gelu of 16 bits, masks of whole rows, and arithmetic with a number that lies on the device,
+    where PyTorch's leave bandwidth, and running sums down columns, whose rows PyTorch takes one after another (190 ns
+    each on an H200).
 
     The library's gelu takes erf in f32 and is limited by it (71% of the bytes' time forward, 79% backward on an H200);
     with the cheaper formula of `lower_activation` memory is. Other activations alone are at the memory's speed already.
@@ -169,6 +172,8 @@ def _alone(eqn: Equation) -> bool:
     if t.device.type == "cpu":
         lone = _kind(eqn) == CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
         return t.dtype == torch.float32 and lone
+    if t.device.type == "cuda" and _kind(eqn) == CONTRACT:
+        return written_in_odd_rows(eqn)
     if t.device.type == "cuda" and _kind(eqn) == SCAN:
         dims = _reduced(eqn)
         return is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
@@ -268,6 +273,7 @@ DECOMPOSE: Passes = (
     ("pool_offsets", _pool_offsets),
     ("add_rows", add_rows),
     ("decompose", _decompose),
+    ("unturn", unturn),
     ("split_bias", _split_bias),
 )
 PREPARE: Passes = (("duplicate", _duplicate), ("recompute", _recompute))

@@ -21,6 +21,7 @@ import torch
 
 from tessera.ir.builder import Builder, aten, emit
 from tessera.ir.equation import NO_GRAD, Arg, Special, Value, values_in
+from tessera.ir.fake import rule_of
 from tessera.ir.schema import bind, schema_of
 from tessera.ir.types import size_key
 from tessera.ir.views import RESHAPES
@@ -199,7 +200,7 @@ def _pieces(view: View, parent: Value, new: Value, *args: Arg, **kwargs: Arg) ->
     if op_name(view.op) in ("hsplit", "vsplit", "dsplit"):
         dim = {"hsplit": 1 if parent.ndim > 1 else 0, "vsplit": 0, "dsplit": 2}[op_name(view.op)]
     with view.parent.tensor.fake_mode:  # type: ignore[attr-defined]
-        pieces = view.op(view.parent.tensor, *view.args, **view.kwargs)
+        pieces = rule_of(view.op)(view.parent.tensor, *view.args, **view.kwargs)
     start = sum(piece.shape[dim] for piece in pieces[: view.index])  # type: ignore[index]
     return aten.slice_scatter(parent, new, dim, start, start + pieces[view.index].shape[dim])  # type: ignore[index]
 

@@ -21,7 +21,10 @@ from tessera.torch_internals.shapes import torch_check
 def check(text: str, message: str, kind: str = "RuntimeError", **symbols: tuple) -> tuple:
     """Raise unless the text holds. In a program that is being recorded it becomes part of that program."""
     known = {name: value if dim is None else value.shape[dim] for name, (value, dim) in symbols.items()}
-    holds = eval(_code(text), dict(NAMES), known)
+    try:
+        holds = eval(_code(text), dict(NAMES), known)
+    except ArithmeticError:  # a division by a size that is 0: what the program claims has no value, so it does not hold
+        holds = False
     if isinstance(holds, torch.SymBool):
         torch_check(holds, lambda: message)
     elif not holds:

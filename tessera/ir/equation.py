@@ -116,7 +116,9 @@ class Source:
 
     def __str__(self) -> str:
         place = f"{short_path(self.file)}:{self.line}" if self.file else ""
-        return " ".join(filter(None, (place, self.module, self.note)))
+        text = " ".join(filter(None, (place, self.module, self.note)))
+        # It stands in comments of programs that are run: a line that ended in it would begin code.
+        return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 NOWHERE = Source()

@@ -243,8 +243,12 @@ def _meshes(trace: Block) -> list[Mesh]:
 
 def _free_symbols(trace: Block) -> set[str]:
     """Sizes a sub-trace mentions and does not read off its own values."""
-    used = set[str]().union(*(symbols_in((eqn.args, eqn.kwargs)) for eqn in trace.equations))
-    return used.union(*(_free_symbols(body) for body in trace.inner())) - set(trace.symbols)
+    return _mentioned(trace) - set(trace.symbols)
+
+
+def _mentioned(trace: Block) -> set[str]:
+    used = symbols_in(tuple(trace.outputs)).union(*(symbols_in((e.args, e.kwargs)) for e in trace.equations))
+    return used.union(*(_free_symbols(body) for body in trace.inner()))
 
 
 class _Function:
@@ -261,6 +265,7 @@ class _Function:
         self.around = around or (lambda index, line: [line])
         self.reference, self.types = module.reference, module.types
         self.helpers: list[Line] = []
+        self.mentioned = set() if self.types else _mentioned(trace)
 
     def lines(self, name: str, boxed: bool = False, over: dict[int, int] | None = None) -> list[Line]:
         """`over`: outputs that are written over inputs instead of given back, both by position."""
@@ -314,10 +319,10 @@ class _Function:
         return no_grad if region is None else [*no_grad, f"tessera.recompute({region!r})"]
 
     def symbol_lines(self, defined: tuple[Value, ...] | list[Value]) -> list[str]:
-        """Bind the symbolic sizes that these values bring."""
+        """Bind the symbolic sizes that these values bring; run, a program reads no more than it uses."""
         lines = []
         for symbol, (value, dim) in self.trace.symbols.items():
-            if value in defined and value.name != symbol:
+            if value in defined and value.name != symbol and (self.types or symbol in self.mentioned):
                 name = self.module.sized(symbol)
                 lines.append(f"{name} = {value.name}" + ("" if dim is None else f".shape[{dim}]"))
         return lines

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from tessera.ir.formula import LARGEST, SYMBOL, Formulas
 from tessera.ir.printer import RESERVED
+from tessera.torch_internals.operators import is_dispatched
 from tessera.util.errors import Unserial
 
 NAMESPACES = frozenset(("aten", "prims", "tessera"))
@@ -28,6 +29,8 @@ SPECIALS = frozenset(
 TABLES = ("types", "values", "sources", "tags", "ops", "traces", "places")
 FIELDS = ("name", "inputs", "equations", "outputs", "mutations", "constants", "symbols")
 MOST_DIMENSIONS = 64
+MOST_EQUATIONS = 500_000  # with those of the programs that are called, wherever they are called
+MOST_CONSTANT = 1 << 24  # elements from the first to the last of a constant that is written whole
 NAME = re.compile(r"[A-Za-z_]\w{0,200}", re.ASCII)
 PYTHONS = {"__and__", "__or__", "__xor__", "__lshift__", "__rshift__"}  # operators that ATen calls as Python does
 WORD = re.compile(r"[\w.+-]{0,100}", re.ASCII)  # names of dtypes, layouts, devices, overloads
@@ -58,6 +61,8 @@ class _Checker:
     def __init__(self, tables: dict[str, list], held: int) -> None:
         self.tables, self.held, self.sizes = tables, held, Formulas()
         self.below: list[int] = []  # of each operator, how many programs have to stand before whoever uses it
+        self.bodies: list[list[int]] = []  # of each operator, the programs that it holds
+        self.long: list[int] = []  # of each program, its equations and those of all that it calls
 
     def run(self) -> None:
         for name in TABLES[:4]:
@@ -117,22 +122,26 @@ class _Checker:
         match row:
             case ["op", *_]:
                 self._overload(where, row)
-                self.below.append(0)
+                self._holds([])
             case ["special", str(name)]:
                 _expect(name in SPECIALS, where, f"one of {', '.join(sorted(SPECIALS))}", name)
-                self.below.append(0)
-            case ["of", str(), str(name), bool(), ["op", *_] as of]:
-                _expect(is_name(name), where, "a name", name)
+                self._holds([])
+            case ["of", str(namespace), str(name), bool(), ["op", *_] as of]:
+                _expect(is_name(name) and is_name(namespace), where, "a name", row)
                 self._overload(where, of)
-                self.below.append(0)
-            case ["region", str(), str(name), bool(), body, list(parts), list(over), int()]:
-                _expect(is_name(name), where, "a name", name)
+                self._holds([])
+            case ["region", str(namespace), str(name), bool(), body, list(parts), list(over), int()]:
+                _expect(is_name(name) and is_name(namespace), where, "a name", row)
                 numbers = [self.number(where, n, "traces") for n in (body, *parts)]
                 pairs = all(isinstance(p, list) and len(p) == 2 and all(type(n) is int for n in p) for p in over)
                 _expect(pairs, where, "pairs of numbers", over)
-                self.below.append(max(numbers) + 1)
+                self._holds(numbers)
             case _:
                 _expect(False, where, "an operator", row)
+
+    def _holds(self, programs: list[int]) -> None:
+        self.below.append(max(programs, default=-1) + 1)
+        self.bodies.append(programs)
 
     def _overload(self, where: str, row: object) -> None:
         _expect(isinstance(row, list) and len(row) == 4 and all(isinstance(x, str) for x in row), where, "a name", row)
@@ -142,6 +151,8 @@ class _Checker:
         _expect(plain, where, "the name of an operator", name)
         _expect(NAME.fullmatch(overload), where, "the name of an overload", overload)
         _expect(name not in REFUSED, where, "an operator that touches no files", name)
+        if namespace == "aten" and not is_dispatched(f"aten::{name}{'' if overload == 'default' else f'.{overload}'}"):
+            raise Unserial(f"{where}: there is no operator aten.{name}.{overload} of tensors")
 
     # --- programs ---
 
@@ -166,8 +177,11 @@ class _Checker:
             _expect(isinstance(pair, list) and len(pair) == 2, f"{where}.constants", "a value and a tensor", pair)
             define(f"{where}.constants", pair[0])
             self._tensor(f"{where}.constants", pair[1])
+        self.long.append(len(row["equations"]))
         for i, eqn in enumerate(row["equations"]):
             self._equation(f"{where}.equations[{i}]", eqn, index, defined, define)
+            for body in self.bodies[eqn[0]]:
+                self._add(where, index, body)
         self._arg(f"{where}.outputs", ["t", *row["outputs"]], index, defined)
         for pair in row["mutations"]:
             _expect(isinstance(pair, list) and len(pair) == 2, f"{where}.mutations", "two values", pair)
@@ -178,6 +192,11 @@ class _Checker:
             fine = isinstance(symbol, str) and SYMBOL.fullmatch(symbol) and not keyword.iskeyword(symbol)
             _expect(fine and v in defined, f"{where}.symbols", "a symbol and a value", bound)
             _expect(dim is None or type(dim) is int and 0 <= dim < MOST_DIMENSIONS, f"{where}.symbols", "a dim", dim)
+
+    def _add(self, where: str, index: int, body: int) -> None:
+        """One program calls another. A few that call each other twice would be more than any machine runs."""
+        self.long[index] += self.long[body]
+        _expect(self.long[index] <= MOST_EQUATIONS, where, f"at most {MOST_EQUATIONS} equations", self.long[index])
 
     def _equation(self, where: str, row: object, index: int, defined: set[int], define: Callable) -> None:
         _expect(isinstance(row, list) and len(row) == 7, where, "an equation", row)
@@ -231,6 +250,7 @@ class _Checker:
             case ["trace", number]:
                 number = self.number(where, number, "traces")
                 _expect(number < index, where, "a program that stands before this one", number)
+                self._add(where, index, number)
             case ["op", *_]:
                 self._overload(where, a)
             case _:
@@ -246,6 +266,8 @@ class _Checker:
         _expect(isinstance(shape, list) and isinstance(stride, list) and len(shape) == len(stride), where, "sizes", x)
         for n in (*shape, *stride):
             _expect(type(n) is int and 0 <= n <= LARGEST, where, "a size", n)
+        extent = sum((n - 1) * step for n, step in zip(shape, stride, strict=True) if n)
+        _expect(extent < MOST_CONSTANT, where, f"a constant of at most {MOST_CONSTANT} elements", x)
 
 
 def is_name(name: object) -> bool:
@@ -273,6 +295,7 @@ def _condition(where: str, args: list, symbols: list[str]) -> None:
             fine = node.id in symbols or node.id in ("builtins", "math")
         elif isinstance(node, ast.Constant):
             fine = type(node.value) in (int, float, bool)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            fine = isinstance(node.right, ast.Constant) and node.right.value in range(9)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):  # a few powers of powers fill all memory
+            powers = any(isinstance(inner, ast.Pow) for inner in ast.walk(node.left))
+            fine = isinstance(node.right, ast.Constant) and node.right.value in range(9) and not powers
         _expect(fine, where, "a condition over sizes", args[0])

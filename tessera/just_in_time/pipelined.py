@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from tessera.distributed.agree import agree
 from tessera.distributed.caches import HEADS, Caches, Slot
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.once import meet
+from tessera.distributed.users_line import at_users_line
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
 from tessera.ir.serial import Writer
@@ -28,9 +28,9 @@ from tessera.pipeline.pipelined import (
     Piped,
     PipelineExecutable,
     cut_run,
-    digest_of,
     drawing,
     own_parts,
+    pipeline_digest,
     same_lines,
     told,
 )
@@ -46,6 +46,8 @@ from tessera.util.errors import OptionError
 class PipelinedCall(ShardedCall):
     """The call of a model whose stages are on several ranks."""
 
+    lines = staticmethod(same_lines)
+
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.cached: dict[Slot, int] = {}  # of tensors in caches, the stage that has them
@@ -53,6 +55,7 @@ class PipelinedCall(ShardedCall):
     def _for_sizes(self, batch: tuple, named: dict, leaves: list, grad: bool) -> PipelinedProgram:  # type: ignore[override]
         return self._prepare(batch, named, leaves, grad)
 
+    @at_users_line
     def _prepare(  # type: ignore[override]
         self, batch: tuple, named: dict, leaves: list, grad: bool, caches: Caches | None = None
     ) -> PipelinedProgram:
@@ -74,7 +77,6 @@ class PipelinedCall(ShardedCall):
         partition = partition_of(sharding, model, forward, lies)
         compilation = PipelinedGraph(piped, grad, name, forward, partition, needs, self.options)
         meet()
-        agree(sharding, leaves, compilation.digest, lambda: same_lines(compilation.account))
         self.backend.graphs.append(GraphRecord(name, "", compilation))
         program = PipelinedProgram(model, sharding, forward, compilation)
         if caches is not None:
@@ -155,12 +157,13 @@ class PipelinedGraph(ShardedGraph):
     @property
     def digest(self) -> str:
         if not self._digest:
-            self._digest = digest_of(self.account)
+            self._digest = pipeline_digest(self.account, self.edits)
         return self._digest
 
     def through(self, captured: Captured, edits: Edits) -> tuple[CallExecutable, Account]:
         trace, partition = self.distinct()
         run = PipelinedRun(self.name, captured, trace, partition, self.options, self.differentiates, edits)
+        self._digest = ""
         run.go()
         account, pipeline = run.account, cut_run(run, self.forward, self.piped)
         self.piped.settle(pipeline.held)

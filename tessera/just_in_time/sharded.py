@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tessera.distributed.agree import agree
+from tessera.distributed.agree import Agreement
 from tessera.distributed.caches import Caches, is_cache
 from tessera.distributed.caches import lies as lies_in_cache
 from tessera.distributed.capture import Forward, capture
@@ -24,6 +24,7 @@ from tessera.distributed.once import meet, once
 from tessera.distributed.plan import Layout, Plan
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes, StandIns
+from tessera.distributed.users_line import at_users_line
 from tessera.distributed.weights import placement_of
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
@@ -50,6 +51,8 @@ from tessera.util.errors import DoubleBackwardError, InputError
 class ShardedCall:
     """The call of a sharded model: a program for every kind of batch."""
 
+    lines = staticmethod(told)  # what must be the same on all ranks
+
     def __init__(
         self, model: nn.Module, sharding: Sharding, options: Options, backend: Backend, dynamic: bool = True
     ) -> None:
@@ -58,6 +61,7 @@ class ShardedCall:
         self.dynamic = dynamic
         self.programs: dict[tuple, _Program] = {}
         self.sizes: Sizes[_Program] = Sizes()
+        self.agreement = Agreement(sharding)
 
     def __call__(self, *batch: object, **named: object) -> object:
         leaves, _ = pytree.tree_flatten((batch, named))
@@ -69,7 +73,13 @@ class ShardedCall:
         program = self.programs.get(key)
         if program is None:
             program = self.programs[key] = self._for_sizes(batch, named, leaves, grad)
+        self._agree(program, key, leaves)
         return program([x for x in leaves if isinstance(x, Tensor)])
+
+    def _agree(self, program: _Program, sizes: tuple, leaves: list) -> None:
+        compilation = program.compilation
+        if not self.agreement.knows(compilation, sizes):
+            self.agreement(compilation, sizes, leaves, lambda: self.lines(compilation.account, compilation.edits))
 
     def _for_sizes(self, batch: tuple, named: dict, leaves: list, grad: bool) -> _Program:
         """A program that serves other sizes too, where sizes have changed; otherwise one for these."""
@@ -95,8 +105,10 @@ class ShardedCall:
         key = self.model.training, grad, *given, caches.key()
         if key not in self.programs:
             self.programs[key] = self._prepare(batch, named, [*leaves, *tensors], grad, caches)
+        self._agree(self.programs[key], key, [*leaves, *tensors])
         return self.programs[key].with_caches([x for x in leaves if isinstance(x, Tensor)], caches)
 
+    @at_users_line
     def _prepare(
         self,
         batch: tuple,
@@ -119,7 +131,6 @@ class ShardedCall:
         partition = partition_of(sharding, model, forward, lies)
         compilation = ShardedGraph(name, forward, partition, needs, self.options)
         meet()
-        agree(sharding, leaves, compilation.digest, lambda: told(compilation.account))
         self.backend.graphs.append(GraphRecord(name, "", compilation, recompile_reason=reason))
         return _Program(model, sharding, forward, compilation, whole)
 
@@ -203,7 +214,7 @@ class ShardedGraph(Compilation):
     def digest(self) -> str:
         """The same on all ranks."""
         if not self._digest:
-            self._digest = digest(self.account)
+            self._digest = digest(self.account, self.edits)
         return self._digest
 
     def derivative(self, wanted: Wanted, again: bool) -> Derivative:
@@ -211,7 +222,7 @@ class ShardedGraph(Compilation):
 
     def through(self, captured: Captured, edits: Edits) -> tuple[Executable, Account]:
         trace, partition = self.distinct()
-        run = ShardedRun(self.name, captured, trace, partition, self.options, self.grad, edits)
+        run, self._digest = ShardedRun(self.name, captured, trace, partition, self.options, self.grad, edits), ""
         run.go()
         run.account.programs = run.programs()
         return self.assemble(run.account.programs, run.ends(), captured), run.account

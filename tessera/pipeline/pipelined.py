@@ -8,7 +8,6 @@ are cut.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,8 +24,8 @@ from tessera.pipeline.account import Account, Program
 from tessera.pipeline.executable import Ends, Executable
 from tessera.pipeline.lists import PIPELINES, SPLIT, claiming
 from tessera.pipeline.options import Options
-from tessera.pipeline.run import Run
-from tessera.pipeline.sharded import DIFFERENTIATED, PARTITIONED, ShardedRun, finishing, in_pieces
+from tessera.pipeline.run import Edits, Run
+from tessera.pipeline.sharded import DIFFERENTIATED, PARTITIONED, ShardedRun, digest_of, finishing, in_pieces
 from tessera.pipeline.stage import BACKWARD, FORWARD, PROGRAM
 from tessera.runtime.call import Layout
 from tessera.transforms.join import joined, renamed
@@ -288,11 +287,16 @@ def told(pipeline: Pipeline, schedule: Schedule) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def same_lines(account: Account) -> list[str]:
+def same_lines(account: Account, edits: Edits) -> list[str]:
     """What must be the same on all ranks: the program before it was cut, and the pipeline."""
-    partitioned = [trace for name, trace in account.stages if name in ("shard", "joint shard")]
-    return [line.strip() for trace in partitioned for line in str(trace).splitlines()] + [*account.pipeline]
+    lines = [line.strip() for trace in _same(account, edits) for line in str(trace).splitlines()]
+    return [*lines, *account.pipeline]
 
 
-def digest_of(account: Account) -> str:
-    return hashlib.sha256("\n".join(same_lines(account)).encode()).hexdigest()
+def pipeline_digest(account: Account, edits: Edits) -> str:
+    return digest_of(_same(account, edits), account.pipeline)
+
+
+def _same(account: Account, edits: Edits) -> list[Trace]:
+    """Updates are each rank's own."""
+    return [*edits.values(), *(trace for title, trace in account.stages if title in ("shard", "joint shard"))]

@@ -8,7 +8,7 @@ are kept for backward or gathered again as anything else is: `remat` decides.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tessera.frontends.captured import Captured
 from tessera.ir.dist import exchange_of
@@ -105,22 +105,30 @@ PARTITIONED: list[Row] = [
 PIPELINES["sharded inference"] = [*PARTITIONED, in_pieces(PROGRAM), *claiming(PROGRAM), *finishing(PROGRAM)]
 
 
-def told(account: Account) -> list[str]:
-    """What must be the same on all ranks, line by line: the programs as they were partitioned, and the order in which
-    the final ones exchange."""
-    partitioned = [trace for title, trace in account.stages if title.split()[-1] == "shard"]
-    lines = [line.strip() for trace in partitioned for line in str(trace).splitlines()]
+def told(account: Account, edits: Edits) -> list[str]:
+    """What must be the same on all ranks, line by line: the programs as they were partitioned, those that a person
+    edited, and the order in which the final ones exchange."""
+    lines = [line.strip() for trace in same(account, edits) for line in str(trace).splitlines()]
     exchanges = [eqn for program in account.programs for eqn in program.trace.equations if exchange_of(eqn) is not None]
     return lines + [f"{eqn.inputs()[0]}: {exchange_of(eqn)} at {eqn.source}" for eqn in exchanges]
 
 
-def digest(account: Account) -> str:
+def same(account: Account, edits: Edits) -> list[Trace]:
+    """Programs that are the same on all ranks; what a person wrote is the first to differ."""
+    return [*edits.values(), *(trace for title, trace in account.stages if title.split()[-1] == "shard")]
+
+
+def digest(account: Account, edits: Edits) -> str:
     """A text of one length that differs where programs do: made of the same as `told`, and sooner."""
-    partitioned = [trace for title, trace in account.stages if title.split()[-1] == "shard"]
-    texts = [f"{v.name} {v.type}" for trace in partitioned for v in trace.inputs]
-    texts += [_short(eqn) for trace in partitioned for eqn in trace.equations]
-    texts += [_short(eqn) for program in account.programs for eqn in program.trace.equations if exchange_of(eqn)]
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    final = [eqn for program in account.programs for eqn in program.trace.equations if exchange_of(eqn)]
+    return digest_of(same(account, edits), map(_short, final))
+
+
+def digest_of(traces: Sequence[Trace], more: Iterable[str]) -> str:
+    """Whichever files they were read from."""
+    texts = [f"{v.name} {v.type}" for trace in traces for v in trace.inputs]
+    texts += [_short(eqn) for trace in traces for eqn in trace.equations]
+    return hashlib.sha256("\n".join((*texts, *more)).encode()).hexdigest()
 
 
 def _short(eqn: Equation) -> str:

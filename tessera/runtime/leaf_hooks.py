@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from tessera.torch_internals.autograd import hooks_of, hooks_of_ends, module_was_entered
 
@@ -59,12 +61,34 @@ class OnSomeGradient:
         return self.hook(after, before) if came else (None,) * len(after)
 
 
-def spare(node: object) -> None:
-    """Let the hooks of this node's leaf, or of its module, if it is one's, run only where a gradient comes."""
+def spare(node: Any) -> None:
+    """Let the hooks of this node's leaf, or of its module, if it is one's, run only where a gradient comes. So do those
+    behind a module: eager's own operators hand on that none came, and the module's ends would make zeros of it."""
+    _spare_leaf(node)
+    waiting, seen = _behind(node) if _spare_module(node) else [], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        _spare_leaf(node)
+        if _spare_module(node) or not isinstance(node, BackwardCFunction):  # functions decide by themselves
+            waiting += _behind(node)
+
+
+def _behind(node: Any) -> list:
+    return [node for node, _ in node.next_functions if node is not None]
+
+
+def _spare_module(node: object) -> bool:
+    """Whether it is an end of a module whose hooks ran at all times until now."""
     ends = hooks_of_ends(node) or {}
-    for key, hook in ends.items():
-        if not isinstance(hook, OnSomeGradient):
-            ends[key] = OnSomeGradient(hook)
+    unspared = {key: OnSomeGradient(hook) for key, hook in ends.items() if not isinstance(hook, OnSomeGradient)}
+    ends.update(unspared)
+    return bool(unspared)
+
+
+def _spare_leaf(node: object) -> None:
     leaf = getattr(node, "variable", None)
     if leaf is None:
         return

@@ -18,7 +18,7 @@ from tessera.inspection.check import check_graphs, eager_notes, record_first
 from tessera.inspection.graph_check import Fault, GraphCheck
 from tessera.pipeline import compilation as pipelines
 from tessera.pipeline.compilation import Compilation
-from tessera.tools import battery
+from tessera.tools.battery import command as battery
 from tessera.tools.command import Command, console, write_json
 from tessera.tools.run import check_states, run_chosen, script_arguments
 from tessera.tools.session import Session

@@ -37,7 +37,7 @@ COMMANDS = {  # module of tessera.tools, and where it has another name than COMM
     "codesign": "codesign",
     "cache": "cache",
     "tile-opt": "tile_opt",
-    "bench": "bench",
+    "bench": "bench.command",
     "doctor": "doctor",
 }
 

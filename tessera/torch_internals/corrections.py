@@ -24,6 +24,9 @@ from tessera.torch_internals.padded_encoder import translator, with_padding
 _WHY = "gradients of an autograd.Function under Dynamo"
 _function = owner_of("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply", _WHY)
 _context = owner_of("torch._dynamo.variables.misc.AutogradFunctionContextVariable.call_method", _WHY)
+_tensor = owner_of(
+    "torch._dynamo.variables.tensor.TensorVariable.method_attr_requires_grad", "gradients that torch.func asks for"
+)
 _unimplemented = symbol("torch._dynamo.exc.unimplemented", _WHY)
 _guards = owner_of(
     "torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT", "modules of one class, of which some have hooks"
@@ -43,6 +46,7 @@ def correct_dynamo() -> None:
     if VERSION < (2, 12):  # it takes a tensor that a module still holds for unchanged: it may require gradients by now
         config.skip_tensor_guards_with_matching_dict_tags = False
     _replace(_function, "call_apply", _with_different_arguments)
+    _replace(_tensor, "method_attr_requires_grad", _with_transforms)
     _replace(_context, "call_method", _with_fixed_results)
     _replace(_guards, "EMPTY_NN_MODULE_HOOKS_DICT", _with_hooks_of_arguments)
     _replace(_effects, "codegen_hooks", _with_hooks_before_writes)
@@ -87,11 +91,30 @@ def _different(tx: Any, x: Any, seen: list[object]) -> object:
     x = x.realize()
     if not x.is_tensor():
         return x
-    value = x.as_proxy().node.meta["example_value"]
+    value = _refreshed(x)
     if any(value is other for other in seen):
         return x.call_method(tx, "view_as", [x], {})
     seen.append(value)
     return x
+
+
+def _with_transforms(read: Callable) -> Callable:
+    """What a transform of torch.func differentiates requires gradients from then on; Dynamo says what it did before. A
+    function applied to it would lose its own derivative, too."""
+
+    def method_attr_requires_grad(self: Any, tx: Any) -> object:
+        _refreshed(self)
+        return read(self, tx)
+
+    return method_attr_requires_grad
+
+
+def _refreshed(x: Any) -> torch.Tensor:
+    """What stands for a tensor while it is traced, whose own word counts."""
+    value = x.as_proxy().node.meta["example_value"]
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        x.requires_grad = True
+    return value
 
 
 def _with_fixed_results(method: Callable) -> Callable:

@@ -59,6 +59,8 @@ _COMPOSITE = symbol("torch._C.DispatchKey.CompositeImplicitAutograd", "recurrent
 has_kernel: Callable[[str, str], bool] = symbol(
     "torch._C._dispatch_has_kernel_for_dispatch_key", "telling composite operators from others"
 )
+# By a name as `aten::add.Tensor`: whether it computes with tensors. TorchScript's own, as `aten::save`, are elsewhere.
+is_dispatched: Callable[[str], bool] = symbol("torch._C._dispatch_has_kernel", "refusing operators that a file names")
 all_operator_names: Callable[[], list[str]] = symbol("torch._C._dispatch_get_all_op_names", "`tessera op`")
 decomposition_table: dict[OpOverload, Callable] = symbol(
     "torch._decomp.decomposition_table", "taking operators apart that have no rule"

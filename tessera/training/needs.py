@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from tessera.distributed.pipe_memory import PipeMemory
+from tessera.distributed.room import check_room, in_gb
 from tessera.ir.trace import Trace
-from tessera.machines import machine_of
 from tessera.passes.memory.schedule import live_bytes, peak_memory
 from tessera.training.pipelined_program import PipelinedCompilation
 from tessera.training.sharded_program import ShardedCompilation
-from tessera.util.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,11 @@ class Needs:
     def total(self) -> int:
         return self.weights + self.state + self.batch + self.added
 
-    def __str__(self) -> str:
+    def told(self) -> str:
         where = f" at {self.at}" if self.at else ""
         parts = (self.weights, "weights"), (self.state, "the optimizer's state"), (self.batch, "the batch")
-        told = ", ".join(f"{_gb(count)} of {what}" for count, what in parts)
-        return f"{_gb(self.total)}: {told}, and {_gb(self.added)} while the step runs{where}"
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.1f} GB"
+        held = ", ".join(f"{in_gb(count)} of {what}" for count, what in parts)
+        return f"{held}, and {in_gb(self.added)} while the step runs{where}"
 
 
 def needs(of: ShardedCompilation) -> Needs:
@@ -75,12 +70,8 @@ def _pipelined(of: PipelinedCompilation) -> Needs:
     return Needs(held, state, sum(v.nbytes() for v in pipeline.batch) * schedule.microbatches, added)
 
 
-def check_room(of: ShardedCompilation, device: torch.device) -> None:
+def check_needs(of: ShardedCompilation, device: torch.device) -> None:
     """Refuse what cannot fit. Sizes of a program's values are the least that it takes: libraries need some more."""
-    if device.type != "cuda":  # a host may swap
-        return
-    here, needed = machine_of(device), needs(of)
-    if needed.total > here["memory"]:
-        raise InputError(
-            f"train_step: expected a plan that fits {here.name}, which has {_gb(here['memory'])}; a rank needs {needed}"
-        )
+    if device.type == "cuda":
+        needed = needs(of)
+        check_room(needed.total, needed.told(), device)

@@ -14,13 +14,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from tessera.distributed.agree import agree
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.channel import GroupChannel
 from tessera.distributed.once import meet
 from tessera.distributed.pipelined import Worker, joined
 from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
+from tessera.distributed.users_line import at_users_line
 from tessera.distributed.weights import local_of
 from tessera.ir.equation import Value
 from tessera.just_in_time.backend import GraphRecord
@@ -28,7 +28,6 @@ from tessera.just_in_time.sharded import batch_key
 from tessera.pipeline.pipelined import Piped, microbatches, same_lines, with_counts
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
-from tessera.training.needs import check_room
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.pipelined_program import PipelinedCompilation
 from tessera.training.run import Settings
@@ -60,21 +59,21 @@ class PipelinedStep(ShardedStep):
         if program is None:
             microbatches = self._microbatches(leaves)
             forward, lies = self._captured((microbatches, *what), batch, named, leaves)
-            program = self._prepare(forward, lies, microbatches)
+            program = self.programs[what] = self._prepare(forward, lies, microbatches)
             meet()
-            self._agree(program.compilation, leaves)
-            self.programs[what] = program
         elif program.compilation.executable is not program.executable:  # it was edited
             program = self.programs[what] = program.again()
-            self._agree(program.compilation, leaves)
+        if not self.agreement.knows(program.compilation, what):
+            self._agree(program.compilation, what, leaves)
         out = program.run([x for x in leaves if isinstance(x, Tensor)])
         self.settings.done()
         return out
 
-    def _agree(self, compilation: PipelinedCompilation, leaves: list) -> None:  # type: ignore[override]
-        check_room(compilation, self.device)
-        agree(self.sharding, leaves, compilation.digest, lambda: same_lines(compilation.account))
+    def _agree(self, compilation: PipelinedCompilation, sizes: tuple, leaves: list) -> None:  # type: ignore[override]
+        self._check_room(compilation)
+        self.agreement(compilation, sizes, leaves, lambda: same_lines(compilation.account, compilation.edits))
 
+    @at_users_line
     def _microbatches(self, leaves: list) -> int:
         pipe = self.sharding.plan.pipe
         assert pipe is not None
@@ -94,6 +93,7 @@ class PipelinedStep(ShardedStep):
             self.captures[what] = forward, sharding.settle(model, forward)
         return self.captures[what]
 
+    @at_users_line
     def _prepare(self, forward: Forward, lies: Layout, microbatches: int) -> _Program:  # type: ignore[override]
         model, settings, owned, sharding = self.model, self.settings, self.state.groups(), self.sharding
         pipe = sharding.plan.pipe

@@ -31,9 +31,9 @@ from tessera.pipeline.pipelined import (
     PipelineExecutable,
     counting,
     cut_run,
-    digest_of,
     drawing,
     own_parts,
+    pipeline_digest,
     told,
 )
 from tessera.pipeline.run import Edits
@@ -147,7 +147,7 @@ class PipelinedCompilation(ShardedCompilation):
     @property
     def digest(self) -> str:
         if not self._digest:
-            self._digest = digest_of(self.account)
+            self._digest = pipeline_digest(self.account, self.edits)
         return self._digest
 
     # --- compiled ---

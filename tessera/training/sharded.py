@@ -14,14 +14,16 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tessera.distributed.agree import agree
+from tessera.distributed.agree import Agreement
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.once import meet
 from tessera.distributed.plan import Layout
+from tessera.distributed.room import bytes_of, check_room, in_gb
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes
-from tessera.distributed.weights import Named, local_of, own_part, placement_of, whole_of
+from tessera.distributed.users_line import at_users_line
+from tessera.distributed.weights import Named, check_owner, local_of, own_part, placement_of, whole_of
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
 from tessera.just_in_time.backend import Backend, GraphRecord
@@ -33,7 +35,7 @@ from tessera.pipeline.sharded import told
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
 from tessera.torch_internals.distributed import part_of
-from tessera.training.needs import check_room
+from tessera.training.needs import check_needs
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.run import Settings
 from tessera.training.sharded_program import Recipe, ShardedCompilation
@@ -44,6 +46,7 @@ from tessera.util.errors import InputError, OptionError
 class ShardedStep:
     """Call it with this rank's part of a batch; it gives the loss of the whole batch, the same on every rank."""
 
+    @at_users_line
     def __init__(
         self,
         model: nn.Module,
@@ -54,10 +57,10 @@ class ShardedStep:
     ) -> None:
         if reason := state.own_step():
             raise OptionError(f"train_step on a mesh: expected an optimizer that Tessera has equations for; {reason}")
+        check_owner(state.optimizer)
         if not any(p in state.groups() for p in model.parameters()):
             raise InputError(
-                f"train_step: the optimizer owns no parameter of {type(model).__name__}; it was made before "
-                "tessera.shard, which makes new parameters; expected torch.optim.AdamW(model.parameters()) after it"
+                f"train_step: expected an optimizer of {type(model).__name__}'s parameters, got one that owns none"
             )
         self.model, self.loss_fn, self.state, self.settings = model, loss_fn, state, settings
         self.sharding = sharding
@@ -65,6 +68,7 @@ class ShardedStep:
         self.captures: dict[tuple, tuple[Forward, Layout]] = {}
         self.programs: dict[tuple, _Program] = {}
         self.sizes: Sizes[_Program] = Sizes()
+        self.agreement = Agreement(sharding)
         self.backend = Backend(settings.options, True, type(model).__name__, ())
         self.__tessera__ = Compiled(self.__call__, self.backend, self.__call__, _again)
 
@@ -77,12 +81,13 @@ class ShardedStep:
         if program is None:
             program = self._for_sizes(what, waiting, batch, named, leaves)
             self.programs[settings.updates, waiting, *what] = program
-        if program.was_edited():
-            self._agree(program.compilation, leaves)
+        if not self.agreement.knows(program.compilation, what):
+            self._agree(program.compilation, what, leaves)
         out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
         settings.done()
         return out
 
+    @at_users_line
     def _for_sizes(self, what: tuple, waiting: tuple[str, ...], batch: tuple, named: dict, leaves: list) -> _Program:
         """A program that serves other sizes too, where sizes have changed; otherwise one for these."""
         shared = self.settings.updates, waiting, self.model.training
@@ -104,12 +109,16 @@ class ShardedStep:
             program = self._prepare(forward, lies, waiting)
             self.backend.graphs[-1].recompile_reason = reason
         meet()
-        self._agree(program.compilation, leaves)
         return program
 
-    def _agree(self, compilation: ShardedCompilation, leaves: list) -> None:
-        check_room(compilation, self.device)
-        agree(self.sharding, leaves, compilation.digest, lambda: told(compilation.account))
+    def _agree(self, compilation: ShardedCompilation, sizes: tuple, leaves: list) -> None:
+        self._check_room(compilation)
+        self.agreement(compilation, sizes, leaves, lambda: told(compilation.account, compilation.edits))
+
+    @at_users_line
+    def _check_room(self, compilation: ShardedCompilation) -> None:
+        if compilation.executable not in self.agreement.known:
+            check_needs(compilation, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -162,6 +171,7 @@ class ShardedStep:
         not this rank's `own` it has sizes and no memory."""
         params, groups = dict(self.model.named_parameters()), self.state.groups()
         forms = self.state.forms()
+        self._check_held(params, trained, lies, own)
         for name in trained:
             p, placement, absent = params[name], lies.states[name], own is not None and name not in own
             state = self.state.optimizer.state[p]
@@ -180,6 +190,18 @@ class ShardedStep:
                     self.state.give(p, slot, placed)
                 else:
                     state[slot] = placed
+
+    def _check_held(
+        self, params: dict[str, nn.Parameter], trained: list[str], lies: Layout, own: Collection[str] | None
+    ) -> None:
+        """Weights and state fit, before the state is made."""
+        groups, forms = self.state.groups(), self.state.forms()
+        held = bytes_of((p, lies.weights[name]) for name, p in params.items() if not local_of(p).is_meta)
+        state = 0
+        for name in trained if own is None else own:
+            p = params[name]
+            state += len(self.state.rule.state(forms[groups[p]])) * bytes_of([(p, lies.states[name])])
+        check_room(held + state, f"{in_gb(held)} of weights, and {in_gb(state)} of the optimizer's state", self.device)
 
     def _update(
         self, names: list[str], values: dict[str, Value], waiting: tuple[str, ...], updates: bool | None = None
@@ -209,12 +231,6 @@ class _Program:
 
     def __init__(self, step: ShardedStep, forward: Forward, compilation: ShardedCompilation) -> None:
         self.step, self.forward, self.compilation = step, forward, compilation
-        self.executable = compilation.executable
-
-    def was_edited(self) -> bool:
-        """Since this was asked last."""
-        before, self.executable = self.executable, self.compilation.executable
-        return before is not self.executable
 
     def run(self, batch: list[torch.Tensor]) -> object:
         step, compilation = self.step, self.compilation

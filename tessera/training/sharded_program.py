@@ -221,7 +221,7 @@ class ShardedCompilation(StepProgram):
     def digest(self) -> str:
         """The same on all ranks."""
         if not self._digest:
-            self._digest = digest(self.account)
+            self._digest = digest(self.account, self.edits)
         return self._digest
 
     def through(self, captured: Captured, edits: Edits) -> tuple[StepExecutable, Account]:

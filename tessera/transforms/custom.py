@@ -105,10 +105,11 @@ def _function_forward(
     """The equation stays one: differentiated again, it is the function's own backward that is used again."""
     y = emit(AUTOGRAD_FUNCTION, results, fwd, bwd, push_, rows_, *operands, types=types_of(fwd.outputs))
     received = yield y
-    cts = received[:results] if isinstance(received, list) else [received]
+    received = received if isinstance(received, list) else [received]
+    cts, of_saved = received[:results], received[results:]
     given = tuple(ct is not None for ct in cts)
     nothing = (None,) * (_HEAD + len(operands))
-    if not any(given):
+    if not any(given) and any(ct is not None for ct in of_saved):
         return nothing
     chosen = backward_of(bwd, tuple(bool(n) for n in need[_HEAD:]), given)
     seeds = [filled(ct, v) for ct, v in zip(cts, y[:results], strict=True) if floats(v)]

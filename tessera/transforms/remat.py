@@ -35,6 +35,7 @@ from tessera.util.search import first_that_fits
 ALIVE = 0.05  # of its bytes: what keeping an input or output costs, which the caller mostly has anyway
 FUSED = 1.1  # times its bytes: what a kernel would write for backward's sake alone, beside what it writes anyway
 AGAIN = 0.02  # of its bytes: what computing a value again costs
+ALIKE = 1.02  # times the bytes that are saved: what is as good as the same
 LARGE = 1 << 20  # bytes from which on it counts whether a value is kept
 NOTHING: Mapping[Value, Place] = MappingProxyType({})
 POLICIES = ("none", "views", "cheap", "auto")
@@ -55,7 +56,7 @@ def remat(joint: Joint, policy: str = "auto", budget: int | None = None) -> Spli
         raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {policy!r}")
     plan = _Plan(joint)
     allowed = plan.allowed(policy)
-    saved = plan.cut(allowed, AGAIN)
+    saved, allowed = plan.unchained(plan.cut(allowed, AGAIN), allowed)
     if policy == "cheap":  # where kernels read them, which take any strides
         saved = plan.inside(saved, allowed)
     if budget is not None and plan.bytes(saved) > budget:
@@ -77,6 +78,7 @@ class _Plan:
         self.late = self._depends_on_cotangents()
         self.needed = self._needed()
         self.boundary = self._boundary()
+        self.passing: dict[Equation, list[Value]] = {}  # what equations read that a library call went around
         self.stored = self._stored()
         self.parts = self._parts()
         self.held: dict[Value, Place] = {}  # what backward reads inside of a saved value
@@ -155,7 +157,15 @@ class _Plan:
             if _is_library(eqn):
                 stored.update((*eqn.inputs(), *eqn.results()))
             stored |= {v for v in eqn.inputs() if v in self.maker and behind[eqn] >> numbers[self.maker[v]] & 1}
+            sources = filter(self.maker.__contains__, map(self._copied, eqn.inputs()))
+            self.passing[eqn] = [v for v in sources if behind[eqn] >> numbers[self.maker[v]] & 1]
         return stored
+
+    def _copied(self, v: Value) -> Value:
+        """What a value is a view or a cast of."""
+        while v in self.maker and (is_view(self.maker[v].op) or self.maker[v].opname == "_to_copy"):
+            v = self.maker[v].inputs()[0]
+        return v
 
     def _parts(self) -> set[Value]:
         """Views of what a library wrote. Each keeps all of that in memory, and so do many: that is saved itself."""
@@ -234,6 +244,21 @@ class _Plan:
         return sum(_nbytes(v) for v in saved if v not in alive)
 
     # --- the cut ---
+
+    def unchained(self, saved: list[Value], allowed: set[Equation]) -> tuple[list[Value], set[Equation]]:
+        """What is saved, and may run again, if no layer is computed again from the one before: where that is no more.
+
+        A residual stream is the sum of what layers gave. If these are saved, and the sums computed again, the first
+        gradient, which wants the last sum, makes backward compute all sums before any layer is done with its own.
+        """
+        again = [e for e in self._backward_equations(saved) if e not in self.late]
+        anew = {v for e in again for v in e.results() if _nbytes(v) >= LARGE}
+        links = {e for e in again if not anew.isdisjoint(self.passing.get(e, ()))}
+        if not links:
+            return saved, allowed
+        other = self.cut(allowed - links, AGAIN)
+        fits = self.bytes(other) <= self.bytes(saved) * ALIKE
+        return (other, allowed - links) if fits else (saved, allowed)
 
     def inside(self, saved: list[Value], allowed: set[Equation]) -> list[Value]:
         """What is saved if backward reads values inside of others that are saved anyway; it is not more."""

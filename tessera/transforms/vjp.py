@@ -22,6 +22,7 @@ from tessera.ir.layouts import laid_as
 from tessera.ir.record import NO_GRAD
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ops.custom import AUTOGRAD_FUNCTION
 from tessera.ops.fallback import Formula, conform, like_result, vjp_formula
 from tessera.ops.families import cast
 from tessera.ops.op import Rules, differentiates, name_of, stops
@@ -76,6 +77,7 @@ class _Reverse:
         self.rename: dict[Value, Arg] = {}  # results a rule's own forward put in place of the trace's
         self.tape: list[tuple[Equation, object]] = []
         self.cts: dict[Value, Value] = {}
+        self.reached: set[Value] = set()  # whose makers autograd runs, be it with no gradient
 
     def run(self, pull: list[Value] | None, missing: Collection[int]) -> Joint:
         for eqn in self.trace.equations:
@@ -85,6 +87,7 @@ class _Reverse:
         results = [v for v in asked if isinstance(v, Value)]  # a number has no cotangent
         pulled = [v for v in results if v in self.active]
         pulled = [v for i, v in enumerate(pulled) if i not in missing]
+        self.reached.update(pulled)
         for v in pulled:
             ct = self.builder.input(f"ct_{v.name}", like_result(v.tensor))
             self.accumulate(v, ct)
@@ -107,8 +110,7 @@ class _Reverse:
     def forward(self, eqn: Equation) -> None:
         if self.rename:
             eqn = eqn.substitute(self.rename)
-        followed = values_in(eqn.args[:1]) if eqn.op is KEEP_GRAD else eqn.inputs()  # it has the history of one
-        wanted = [v for v in dict.fromkeys(followed) if v in self.active]
+        wanted = [v for v in dict.fromkeys(_followed(eqn)) if v in self.active]
         if not wanted or NO_GRAD in eqn.tags or not any(v.is_differentiable for v in eqn.results()) or stops(eqn):
             self.builder.append(eqn)
             if wanted and NO_GRAD in eqn.tags and not stops(eqn) and shows_argument(eqn, self.builder.mode):
@@ -175,7 +177,11 @@ class _Reverse:
 
     def backward(self, eqn: Equation, how: object) -> None:
         cts = [self.cts.get(v) for v in eqn.results()]
-        if all(ct is None for ct in cts):
+        reached = not self.reached.isdisjoint(eqn.results())
+        if reached:
+            self.reached.update(v for v in _followed(eqn) if v in self.active)
+        # A user's function makes zeros of gradients that are not there; an operator gives none in its turn.
+        if all(ct is None for ct in cts) and not (reached and eqn.op is AUTOGRAD_FUNCTION):
             if isinstance(how, Generator):
                 how.close()
             return
@@ -251,6 +257,11 @@ class _Reverse:
         ct = cast(ct, v.dtype)
         before = self.cts.get(v)
         self.cts[v] = ct if before is None else aten.add(before, ct)
+
+
+def _followed(eqn: Equation) -> list[Value]:
+    """The operands whose history the results have."""
+    return values_in(eqn.args[:1]) if eqn.op is KEEP_GRAD else eqn.inputs()
 
 
 def _tied(trace: Trace, wrt: list[Value]) -> tuple[Value, ...]:

@@ -121,3 +121,57 @@ def test_a_key_is_64_digits(keys: Path) -> None:
         trust.add_key("abc", "nobody")
     with pytest.raises(OptionError, match="not in the list"):
         trust.remove_key("0" * 64)
+
+
+def test_an_empty_secret_is_none(keys: Path, theirs: Path, tmp_path: Path) -> None:
+    """Anybody can make the tag of a secret that is empty, as a write that was cut off would leave it."""
+    with Container.open(theirs) as container:
+        digest = container.digest
+    with_seals(theirs, Seals(trust._tag("", digest)))
+    keys.mkdir(mode=0o700)
+    for text in ("", "\n", "00"):
+        (keys / trust.OWN).write_text(text)
+        (keys / trust.OWN).chmod(0o600)
+        assert not verdict(theirs).trusted and "expected a key of 64" in verdict(theirs).why
+        with pytest.raises(trust.TrustError, match="expected a key of 64"):
+            tessera.export(torch.nn.ReLU(), (torch.randn(3),), tmp_path / "n.tess")
+
+
+def test_a_secret_that_another_process_made_first_is_kept(keys: Path) -> None:
+    trust._write(trust.OWN, "1" * 64, new=True)
+    trust._write(trust.OWN, "2" * 64, new=True)
+    assert trust._secret(trust.OWN) == "1" * 64
+    assert [path.name for path in keys.iterdir()] == [trust.OWN]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_keys_are_plain_files(kind: str, keys: Path, theirs: Path) -> None:
+    keys.mkdir(mode=0o700)
+    (os.mkfifo if kind == "pipe" else os.mkdir)(keys / trust.OWN, 0o700)
+    assert not verdict(theirs).trusted and "expected a plain file" in verdict(theirs).why
+
+
+@NEEDS_CRYPTOGRAPHY
+def test_a_signing_key_that_is_none(keys: Path, theirs: Path) -> None:
+    keys.mkdir(mode=0o700)
+    (keys / trust.PRIVATE).write_text("no key")
+    (keys / trust.PRIVATE).chmod(0o600)
+    with pytest.raises(trust.TrustError, match="expected a key of 64"):
+        trust.sign(theirs)
+
+
+@NEEDS_CRYPTOGRAPHY
+def test_a_trusted_key_needs_no_name(keys: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TESSERA_KEYS", str(tmp_path / "builder"))
+    key = trust.sign(theirs)
+    monkeypatch.setenv("TESSERA_KEYS", str(keys))
+    trust.add_key(key, "")
+    assert verdict(theirs).why == f"signed by {key[:16]}"
+
+
+@HAS_KERNELS
+def test_kernels_that_nobody_trusts_do_not_run_whoever_built_them(keys: Path, tmp_path: Path) -> None:
+    tessera.export(torch.nn.GELU(), (torch.randn(3),), tmp_path / "m.tess")
+    assert "regions by kernels of the file" in tessera.load(tmp_path / "m.tess").explain()
+    told = tessera.load(tmp_path / "m.tess", trust=False, compile=False).explain()
+    assert "the caller does not trust it" in told and "every operator by PyTorch" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from launch import join_group
 from models import GPT, token_batches, token_loss
+from torch.distributed.device_mesh import DeviceMesh
 
 import tessera
 from tessera.distributed import in_step
@@ -153,5 +155,33 @@ def differing(rank: int, folder: Path) -> None:
     told(tessera.jit(tessera.shard(Scaled(1 + rank), mesh, "ddp"), executors="aten"), torch.ones(2, 4))
     columns = tessera.jit(model_of(0), mesh=tessera.mesh(device="cpu", tp=2), plan="tensor", executors="aten")
     told(columns, ids + rank)
+    told(lambda: tessera.mesh(device="cpu", **({"dp": 2, "tp": 1} if rank else {"dp": 1, "tp": 2})))
+    told(known_sizes, rank, mesh)
+    told(edited, rank, mesh, folder)
     dist.barrier()
     (folder / f"differing_{rank}.txt").write_text("\n".join(says))
+
+
+def known_sizes(rank: int, mesh: DeviceMesh) -> None:
+    """Both ranks have a program for either size; given one each, they would take their own for everyone's."""
+    model = tessera.jit(Scaled(1), mesh=mesh, plan="zero3", executors="aten")
+    for rows in (2, 4, 6, 2):
+        model(torch.ones(rows, 4))
+    model(torch.ones(4 + 2 * rank, 4))
+
+
+def edited(rank: int, mesh: DeviceMesh, folder: Path) -> None:
+    """One rank exchanges something else; files have other names, which is no difference."""
+    model = tessera.shard(Scaled(1), mesh, "zero3")
+    loss = lambda model, x: model(x).square().mean()  # noqa: E731
+    step = tessera.train_step(model, loss, torch.optim.SGD(model.parameters()), executors="aten")
+    step(torch.ones(2, 4))
+    path = folder / f"edited_{rank}.py"
+    scattered, summed = r"dist.reduce_scatter\((sum\w*), 0, 'dp'\)", r"dist.slice(dist.all_reduce(\1, 'dp'), 0, 'dp')"
+    for differs in ((), (1,)):
+        tessera.stages(step)["backward"].save(str(path))
+        text = path.read_text()
+        assert text.count(" = dist.reduce_scatter") == 2
+        path.write_text(re.sub(scattered, summed, text) if rank in differs else text)
+        tessera.edit(step, str(path))
+        step(torch.ones(2, 4))

@@ -139,6 +139,8 @@ def test_another_optimizer(tmp_path: Path) -> None:
     tessera.save_state(tmp_path, model, torch.optim.SGD(model.parameters()))
     with pytest.raises(InputError, match="expected an optimizer with the groups that were saved"):
         tessera.load_state(tmp_path, model, torch.optim.SGD([model.weight]))
+    with pytest.raises(InputError, match="expected the state of AdamW, .* got another optimizer's, with dampening"):
+        tessera.load_state(tmp_path, model, torch.optim.AdamW(model.parameters()))
 
 
 def test_files_hold_data_alone(tmp_path: Path) -> None:

@@ -96,8 +96,13 @@ def test_a_state_goes_from_mesh_to_mesh(folder: Path) -> None:
 def test_ranks_that_differ_say_so(folder: Path) -> None:
     """Sizes of batches, programs, and rows of ranks that should have the same, on both ranks."""
     for rank in range(2):
-        sizes, model, program, rows = (folder / f"differing_{rank}.txt").read_text().splitlines()
+        sizes, model, program, rows, mesh, known, edited = (folder / f"differing_{rank}.txt").read_text().splitlines()
         assert "rank 1 has a batch of ['torch.int64 [1, 8]'], rank 0 ['torch.int64 [2, 8]']" in sizes
         assert "it has 'weight: torch.float32 [5, 4]', rank 0 'weight: torch.float32 [4, 4]'" in model
         assert "rank 1 has another program than rank 0: it has 'mul" in program and "ranks.py:" in program
         assert "ranks 0 and 1 stand at the same place of the data axes" in rows
+        assert "first in tensor 0 of them, torch.int64 [4, 8]" in rows and "ranks.py:" in rows
+        assert "rank 1 has another mesh than rank 0: it has 'dp=2 tp=1', rank 0 'dp=1 tp=2'" in mesh
+        assert "rank 1 has a batch of ['torch.float32 [6, 4]'], rank 0 ['torch.float32 [4, 4]']" in known
+        assert 'it has "all_reduce = dist.all_reduce(' in edited and 'rank 0 "reduce_scatter' in edited
+        assert "edited_1.py:" in edited

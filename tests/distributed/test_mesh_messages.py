@@ -34,6 +34,7 @@ MESH = Mesh.of(dp=2, tp=4)
         ("zero3", "a word for each axis"),
         ({"dp": "zero3"}, "got none for tp"),
         ({"dp": "zero3", "tp": "tensor", "pp": "zero1"}, "expected axes of the mesh dp=2 tp=4, got 'pp'"),
+        ({"dp": "zero3", "tpp": "tensor"}, "got 'tpp'; did you mean 'tp'"),
         ({"dp": "zero4", "tp": "tensor"}, "did you mean 'zero"),
         ({"dp": "hsdp", "tp": "tensor"}, "hsdp expects an axis of zero3"),
     ],
@@ -55,7 +56,9 @@ def laid_out(patterns: dict, rows: int = 4):
         ({"*.upp.weight": "f/tp, d"}, "matches no weight and no module; near are up.weight"),
         ({"*.weight": "f/tp, d"}, "which tp=4 does not divide"),
         ({"*.weight": "f"}, "expected 2 dimensions"),
-        ({"*.weight": "f, d/xp"}, "got 'xp'"),
+        ({"*.weight": "f, d/xp"}, "up.weight is .*'f, d/xp' no placement of it: .*got 'xp'"),
+        ({"*.weight": "f//tp"}, "up.weight is .* expected dimensions such as"),
+        ({"*.weight": "f/tp, d/tp"}, "up.weight is .* expected every axis once, got tp twice"),
     ],
 )
 def test_bad_placements_by_name(patterns: dict, says: str) -> None:
@@ -74,9 +77,13 @@ def test_a_batch_that_ranks_do_not_divide() -> None:
 
 
 def test_no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(InputError, match="torchrun --nproc-per-node=8"):
+    with pytest.raises(InputError, match=r"test_mesh_messages.py:\d+: mesh: .*torchrun --nproc-per-node=8"):
+        tessera.mesh(device="cpu", dp=4, tp=2)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(InputError, match="the environment has no MASTER_ADDR, MASTER_PORT"):
         tessera.mesh(device="cpu", dp=4, tp=2)
 
 
@@ -119,8 +126,45 @@ def test_an_optimizer_made_before_shard(alone) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
     tessera.shard(model, alone, "zero3")
-    with pytest.raises(InputError, match="made before tessera.shard"):
+    with pytest.raises(InputError, match=r"test_mesh_messages.py:\d+: .*got SGD made before it, of weight, bias"):
         tessera.train_step(model, None, optimizer)
+    for touch in (optimizer.step, optimizer.zero_grad):  # as a loop of one's own around a jitted model does
+        with pytest.raises(InputError, match=r"test_mesh_messages.py:\d+: .*made before it, of weight"):
+            touch()
+
+
+def test_an_optimizer_of_some_old_parameters(alone) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    old = [*model[0].parameters()]
+    tessera.shard(model, alone, "zero3")
+    with pytest.raises(InputError, match=r"made before it, of 0.weight, 0.bias"):
+        tessera.train_step(model, None, torch.optim.SGD([*old, *model[1].parameters()]))
+
+
+@pytest.mark.parametrize("plan", [3, ["zero3"], {1: "zero3"}], ids=str)
+def test_what_is_no_plan(alone, plan) -> None:
+    with pytest.raises(OptionError, match=r"test_mesh_messages.py:\d+: plan: expected a word, or words and placements"):
+        tessera.shard(torch.nn.Linear(2, 2), alone, plan)
+
+
+def test_a_pipeline_splits_no_weight() -> None:
+    with pretended({"pp": 2}) as mesh, pytest.raises(OptionError, match="over pp, which is a pipeline"):
+        tessera.shard(torch.nn.Linear(2, 2), mesh, {"pp": "1f1b", "*weight": "f/pp, d"})
+
+
+def a_pipelined_step(mesh: object, layers: int) -> tessera.training.sharded.ShardedStep:
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers)))
+    optimizer = torch.optim.SGD(model.parameters())
+    loss = lambda model, x: model(x).mean()  # noqa: E731
+    return tessera.train_step(model, loss, optimizer, mesh=mesh, plan={"pp": "1f1b"}, executors="aten")
+
+
+def test_more_stages_than_layers() -> None:
+    with (
+        pretended({"pp": 4}) as mesh,
+        pytest.raises(OptionError, match=r"expected at most 2 stages, .* got 4; the last .*test_mesh_messages.py:\d+"),
+    ):
+        a_pipelined_step(mesh, 2)(torch.ones(4, 4))
 
 
 def test_a_model_is_sharded_once(alone) -> None:
@@ -153,6 +197,7 @@ ASKING = {
     "if": lambda model, x: model(x).sum() if x.sum() > 0 else -model(x).sum(),
     "item": lambda model, x: model(x).sum() * x.sum().item(),
     "numpy": lambda model, x: model(x).sum() * float(x.numpy().sum()),
+    "backward": lambda model, x: model(x).sum().backward(),
     "tolist": lambda model, x: sum(model(x)[i].sum() for i in x[:, 0].long().tolist()),
 }
 
@@ -161,7 +206,7 @@ ASKING = {
 def test_what_a_step_asks_of_a_value_has_a_line(alone, loss) -> None:
     model = tessera.shard(torch.nn.Linear(2, 2), alone, "ddp")
     step = tessera.train_step(model, loss, torch.optim.SGD(model.parameters()))
-    with pytest.raises(CaptureError, match=r"test_mesh_messages.py:\d+: .*torch.where"):
+    with pytest.raises(CaptureError, match=r"test_mesh_messages.py:\d+: .*(torch.where|Give the loss)"):
         step(torch.ones(2, 2))
 
 
@@ -228,21 +273,41 @@ def test_sums_of_gradients_in_float32(dtype: torch.dtype | None, bits: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("axis", "plan", "weights", "state"), [("dp", "zero3", "0.1", "0.1"), ("pp", "1f1b", "0.1", "0.1")]
+    ("memory", "says"),
+    [
+        (2.5e8, "0.1 GB of weights, 0.1 GB of the optimizer's state, 0.0 GB of the batch, and 0.. GB while the step"),
+        (1.7e8, "a rank needs 0.2 GB: 0.1 GB of weights, and 0.1 GB of the optimizer's state"),
+    ],
 )
+@pytest.mark.parametrize(("axis", "plan"), [("dp", "zero3"), ("pp", "1f1b")])
 def test_a_plan_that_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch, axis: str, plan: str, weights: str, state: str
+    monkeypatch: pytest.MonkeyPatch, axis: str, plan: str, memory: float, says: str
 ) -> None:
-    """Before anything runs; it says what takes how much."""
-    small = with_figures(machine("h100"), {"memory": 2e8}, "made up")
-    monkeypatch.setattr(tessera.training.needs, "machine_of", lambda device: small)
+    """Before anything runs, or is made; it says what takes how much."""
+    small = with_figures(machine("h100"), {"memory": memory}, "made up")
+    monkeypatch.setattr(tessera.distributed.room, "machine_of", lambda device: small)
     monkeypatch.setattr(tessera.training.sharded.ShardedStep, "device", torch.device("cuda"))
     model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(2)))
     with pretended({axis: 2}) as mesh:
+        optimizer = torch.optim.AdamW(model.parameters())
         step = tessera.train_step(
-            model, lambda model, x: model(x).square().mean(), torch.optim.AdamW(model.parameters()), mesh=mesh,
-            plan={axis: plan}, executors="aten",
-        )  # fmt: skip
-        told = rf"a rank needs 0\.\d GB: {weights} GB of weights, {state} GB of the optimizer's state, "
-        with pytest.raises(InputError, match="which has 0.2 GB; " + told):
-            step(torch.ones(4, 4096))
+            model, lambda model, x: model(x).square().mean(), optimizer, mesh=mesh, plan={axis: plan}, executors="aten"
+        )
+        for _ in range(2):  # and so the second time
+            with pytest.raises(InputError, match=rf"test_mesh_messages.py:\d+.* which has 0\.\d GB; .*{says}"):
+                step(torch.ones(4, 4096))
+        assert memory > 2e8 or not optimizer.state
+
+
+def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model without memory; nothing of it is made."""
+    small = with_figures(machine("h100"), {"memory": 1e5}, "made up")
+    monkeypatch.setattr(tessera.distributed.room, "machine_of", lambda device: small)
+    with torch.device("meta"):
+        model = torch.nn.Linear(512, 512)
+    with (
+        pretended({"dp": 2}, "cuda") as mesh,
+        pytest.raises(InputError, match="a rank needs 0.0 GB: .* of weights"),
+    ):
+        tessera.shard(model, mesh, "zero3")
+    assert model.weight.is_meta

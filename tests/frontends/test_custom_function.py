@@ -347,3 +347,75 @@ def test_a_result_that_shows_an_argument_is_a_view_of_it(function: type[Function
     assert y.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr()
     (ours,) = torch.autograd.grad(y.sum(), leaf)
     assert_close(ours, torch.autograd.grad(function.apply(leaf).sum(), leaf)[0])
+
+
+class _Doubled(Function):
+    """As torch.func wants one."""
+
+    @staticmethod
+    def forward(x):
+        return x * 2, x + 1
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0], output[1])
+
+    @staticmethod
+    def backward(ctx, g, h):
+        x, y = ctx.saved_tensors
+        return g * x * 3 + h * y
+
+
+class _Blocks(Function):
+    """Gives the second argument no gradient, unless one comes to the second result."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.set_materialize_grads(False)
+        return x * 2, y * 2
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g, h
+
+
+@pytest.mark.parametrize("before", [lambda x: x, torch.sin], ids=["argument", "sin"])
+@pytest.mark.parametrize("torch_func", [tf, t], ids=["torch", "tessera"])
+def test_inside_transforms_inside_a_compiled_function(torch_func, before: Callable, x: torch.Tensor) -> None:
+    def loss(x):
+        return _Doubled.apply(before(x))[0].sum()
+
+    def pulled(x):
+        out, pull = torch_func.vjp(lambda x: _Doubled.apply(before(x)), x)
+        return out, pull((torch.ones_like(x), torch.ones_like(x)))
+
+    def twice(x):
+        return torch_func.grad(lambda x: torch_func.grad(loss)(x).sum())(x)
+
+    def asked(x):
+        return torch_func.grad(lambda x: (x * 2 if x.requires_grad else x * 3).sum())(x)
+
+    for f in (torch_func.grad(loss), torch_func.jacrev(loss), pulled, twice, asked):
+        assert_close(t.jit(f)(x), f(x))
+    assert_close(torch_func.grad(loss)(x), 3 * before(x) * tf.grad(lambda x: before(x).sum())(x))
+
+
+@pytest.mark.parametrize(
+    "between", [lambda y: y, torch.sin, lambda y: _Blocks.apply(torch.ones(3), y)[1]], ids=["", "sin", "blocks"]
+)
+def test_reached_without_a_gradient_a_function_is_given_zeros(between: Callable, x: torch.Tensor) -> None:
+    def f(x):
+        return _Blocks.apply(x, between(_Doubled.apply(x)[1]))[0] * 1
+
+    def g(x, y):
+        return _Blocks.apply(x, between(_Doubled.apply(y)[1]))[0] * 1
+
+    for compiled in (f, t.jit(f, frontend="functional"), t.jit(f)):
+        leaf = x.clone().requires_grad_()
+        compiled(leaf).sum().backward()
+        assert_close(leaf.grad, torch.ones(3))
+    for compiled in (g, t.jit(g, frontend="functional"), t.jit(g)):
+        leaf = x.clone().requires_grad_()
+        compiled(x.clone().requires_grad_(), leaf).sum().backward()
+        assert leaf.grad is not None
+        assert_close(leaf.grad, torch.zeros(3))

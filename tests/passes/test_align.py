@@ -45,6 +45,24 @@ def test_a_layer_in_inference(classes: int, width: int, biased: bool) -> None:
     assert products(fast, "align") == [("linear", (2, 5, 24 if classes == 21 else 16))]
 
 
+@pytest.mark.parametrize(("classes", "read", "stays"), [(22, False, True), (22, True, False), (21, False, False)])
+def test_what_leaves_the_program_is_not_there_twice(
+    classes: int, read: bool, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that gives a result of the program is a kernel of ours, unless it could not store pairs of numbers."""
+    monkeypatch.setattr(align, "LARGE", 1)
+    monkeypatch.setattr(align, "ROWS_OF_TILES", 1)
+
+    def layer(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x, w).sin() if read else F.linear(x, w)
+
+    x, w = rand(2, 5, 16), rand(classes, 16)
+    fast = tessera.jit(layer, executors=["tile", "aten"], strict=True)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x, w), layer(x, w), rtol=2e-2, atol=2e-2)
+    assert stays is not any(s.name.endswith("align") for s in tessera.stages(fast))
+
+
 def test_gradients() -> None:
     def loss(x: Tensor, w: Tensor) -> Tensor:
         return F.linear(x.tanh(), w).sin().float().sum()

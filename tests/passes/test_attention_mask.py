@@ -184,6 +184,26 @@ def test_a_strided_mask_is_laid_out_along_the_keys_on_a_gpu(repeated):
     assert mask_of(trace).shape == ((BATCH,) if repeated else (1,)) + (4, 16, 16)
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_layers_that_share_a_mask_of_truth_values_add_the_same_numbers_on_a_gpu(repeated):
+    q, k, v = (on_a_gpu(BATCH, 4, 16, 8) for _ in range(3))
+    with fake.default_mode():
+        mask = torch.empty(BATCH, 1, 16, 16, dtype=torch.bool, device="cuda")
+
+    def fn(q, k, v, mask):
+        mask = mask.expand(-1, 4, -1, -1) if repeated else mask
+        return F.scaled_dot_product_attention(F.scaled_dot_product_attention(q, k, v, mask), k, v, mask)
+
+    builder = Builder("attends", fake.default_mode())
+    trace, _ = record(fn, [q, k, v, mask], ["q", "k", "v", "mask"], lambda op: op is ATTENTION, builder)
+    after = attention_mask(trace)
+    verify(after)
+    one, two = (e.args[3] for e in after.equations if e.op is ATTENTION)
+    assert one is two and one.dtype == torch.bfloat16 and one.tensor.stride[1] == (0 if repeated else 256)
+    (made,) = [e for e in after.equations if e.opname == "where"]
+    assert made.out.numel() == BATCH * 16 * 16  # no head has its own
+
+
 @pytest.mark.parametrize("ends", ["transposed", "flattened", "as it is"])
 def test_what_reads_another_layout_is_typed_again_and_leaves_as_before(ends):
     """The program was written for a kernel whose result lies by heads; the one without a mask lays it out by tokens."""

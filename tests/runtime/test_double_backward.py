@@ -480,3 +480,22 @@ def test_the_norm_of_zeros() -> None:
         return x.norm(dim=1)
 
     torch.testing.assert_close(seconds(tessera.jit(f, strict=True)), seconds(f), equal_nan=True)
+
+
+def test_sizes_that_nothing_uses_are_not_read() -> None:
+    """`x` is lost when the inner gradient is differentiated again, and its size with it."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (inner,) = torch.autograd.grad(y.square().sum(), y, create_graph=True)
+        return inner, x**6
+
+    compiled = tessera.jit(f)
+    for n in (3, 4, 5):
+        seen = []
+        for g in (compiled, f):
+            x = torch.linspace(1, 2, n, requires_grad=True)
+            y = torch.linspace(1, 2, 2 * n).view(n, 2).requires_grad_() * 1
+            first = torch.autograd.grad(sum(o.sin().sum() for o in g(x, y)), [x, y], create_graph=True)
+            sum(o.sin().sum() for o in first).backward()
+            seen.append((first, x.grad))
+        torch.testing.assert_close(*seen)

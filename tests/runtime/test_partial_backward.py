@@ -252,3 +252,28 @@ def test_full_backward_hooks_around_results_that_have_nothing_in_common(chosen) 
         seen.append((x.grad, model.weight.grad, calls))
     assert len(seen[0][2]) == 1
     torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_no_zeros_come_to_modules_behind_one_that_no_gradient_reaches() -> None:
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(4))
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+            twice = self.layer(self.layer(torch.sigmoid(self.weight)))
+            return self.layer(self.weight).sin(), twice * 2
+
+    def calls(compile: Callable) -> list:
+        model, seen = Chain(), []
+        f = compile(model)
+        model.layer.register_full_backward_hook(lambda _, given, got: seen.append((given[0], got[0])))
+        out = f()
+        out[0].sum().backward(retain_graph=True)
+        seen.append(len(seen))
+        out[1].sum().backward()
+        return [*seen, *(p.grad for p in model.parameters())]
+
+    torch.testing.assert_close(calls(tessera.jit), calls(lambda model: model))

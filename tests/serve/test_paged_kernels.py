@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from interpreted import run_interpreted
 
 triton = pytest.importorskip("triton")
 
@@ -23,11 +21,8 @@ CASES = 2 * 5  # of a shape
 
 @pytest.mark.parametrize("shapes", [1, pytest.param(2, marks=pytest.mark.sweep)])
 def test_kernels_compute_what_the_reference_computes(shapes: int) -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("paged_cases.py")), str(shapes)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split()[-1]) == CASES * shapes
+    printed = run_interpreted(Path(__file__).with_name("paged_cases.py"), shapes)
+    assert int(printed.split()[-1]) == CASES * shapes
 
 
 @pytest.mark.gpu

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from interpreted import run_interpreted
 
 triton = pytest.importorskip("triton")
 
@@ -21,12 +19,11 @@ from tessera.serve import sampling_kernels  # noqa: E402
 CUT = CUT_ROWS * (len(SETTINGS) + 1)
 
 
-def test_kernels_choose_what_operators_choose() -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("sampling_cases.py"))]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert list(map(int, done.stdout.split())) == [4 * ROWS, CUT, CUT]
+@pytest.mark.parametrize("settings", [4, pytest.param(len(SETTINGS), marks=pytest.mark.sweep)])
+def test_kernels_choose_what_operators_choose(settings: int) -> None:
+    """The first settings in one type, the last in another: four of each are all of them."""
+    printed = run_interpreted(Path(__file__).with_name("sampling_cases.py"), settings)
+    assert list(map(int, printed.split())) == [4 * ROWS, *2 * [CUT_ROWS * (settings + 1)]]
 
 
 @pytest.mark.gpu

@@ -20,11 +20,14 @@ from tessera.spatial.watch.metrics import metrics
 from tests.spatial.nets import MLP, Attention, Block, convolutions, toy
 
 
-def with_dram(down: int = 2, across: int = 2, size: str = "32 KiB", width: int = 16, extra: str = "") -> SpatialMachine:
+def with_dram(
+    down: int = 2, across: int = 2, size: str = "32 KiB", width: int = 16, extra: str = "", far: str = "1 MiB"
+) -> SpatialMachine:
+    """`size` is a core's memory, `far` the memory off the chip."""
     dram = f"""
 [dram]
 cores = [[[0, 0]], "assumed: a corner"]
-size = ["1 MiB", "assumed: enough"]
+size = ["{far}", "assumed: enough"]
 width = ["{width} B", "assumed: narrow"]
 latency = [7, "assumed: a few"]
 """
@@ -38,7 +41,7 @@ def loads(program: SpatialProgram) -> int:
 MODELS = {
     "mlp": (lambda: MLP(64, 256), (8, 64), "32 KiB"),
     "tall": (lambda: MLP(64, 96), (17, 64), "28 KiB"),
-    "attention": (lambda: Attention(64), (1, 9, 64), "16 KiB"),
+    "attention": (lambda: Attention(32), (1, 5, 32), "5 KiB"),
     "block": (lambda: Block(64), (1, 5, 64), "32 KiB"),
     "convolutions": (convolutions, (1, 3, 7, 7), "5 KiB"),
     "shared": (lambda: nn.Sequential(*[nn.Linear(64, 64)] * 3), (4, 64), "8 KiB"),
@@ -128,6 +131,6 @@ gates = [[[0, 1]], "assumed: the other corner"]
 
 
 def test_off_chip_memory_that_is_too_small_is_refused() -> None:
-    model, x = nn.Linear(1024, 512), torch.randn(1, 1024)
+    model, x = nn.Linear(256, 128), torch.randn(1, 256)
     with pytest.raises(SpaceError, match="off-chip memory"):
-        map_onto(model, x, machine=with_dram(size="16 KiB"), effort="quick")
+        map_onto(model, x, machine=with_dram(size="4 KiB", far="64 KiB"), effort="quick")

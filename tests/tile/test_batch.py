@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from interpreted import run_interpreted
 
 import tessera
 from tessera.tile.dialect.interp import run as interpret
@@ -169,11 +167,9 @@ def test_triton_text_compiles_for_a_gpu():
 
 
 def test_triton_in_the_interpreter(tmp_path):
-    """Which must be chosen before Triton is imported: this file as a script of its own."""
+    """This file as a script of its own."""
     pytest.importorskip("triton")
-    env = {**os.environ, "TRITON_INTERPRET": "1", "TESSERA_CACHE": str(tmp_path)}
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_interpreted(__file__, TESSERA_CACHE=str(tmp_path))
 
 
 @pytest.mark.gpu

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import average_cases
 import pytest
 import torch
 import torch.nn.functional as F
+from interpreted import run_interpreted
 from programs import on_cuda, trace_of
 
 from tessera.executors import tile
@@ -44,12 +42,7 @@ def test_more_random_windows(mode: str) -> None:
 
 @pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
 def test_random_windows_in_tritons_interpreter() -> None:
-    """In a process of its own: Triton decides when it is imported whether it interprets."""
-    command = [sys.executable, str(Path(average_cases.__file__)), "triton", "303", "4"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    failures = json.loads(done.stdout.splitlines()[-1])
+    failures = json.loads(run_interpreted(average_cases.__file__, "triton", 303, 4).splitlines()[-1])
     assert not failures, "\n\n".join(failures[:3])
 
 

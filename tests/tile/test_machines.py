@@ -6,14 +6,12 @@ Every architecture with every kind of kernel is marked sweep; always tried are t
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import machine_kernels as kinds
 import pytest
+from interpreted import run_interpreted
 
 from tessera.machines import machine
 from tessera.tile.dialect.ops import KernelOp
@@ -93,11 +91,8 @@ def test_parts_follow_the_number_of_multiprocessors() -> None:
 
 @pytest.mark.sweep
 def test_right_under_the_interpreter(tmp_path: Path) -> None:
-    """For every described GPU, in one process: the interpreter has to be chosen before Triton is imported."""
-    env = {**os.environ, "TRITON_INTERPRET": "1", "TESSERA_CACHE": str(tmp_path)}
-    script = str(Path(__file__).with_name("machine_cases.py"))
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    report = json.loads(done.stdout.splitlines()[-1])
+    """For every described GPU."""
+    printed = run_interpreted(Path(__file__).with_name("machine_cases.py"), TESSERA_CACHE=str(tmp_path))
+    report = json.loads(printed.splitlines()[-1])
     assert report.pop("tried") > 8, "machines differ in what is proposed"
     assert set(MACHINES) <= set(report) and not any(report.values()), report

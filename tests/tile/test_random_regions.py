@@ -8,9 +8,6 @@ tests cannot pass by declining.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -19,6 +16,7 @@ import pytest
 import regions
 import run_regions
 import torch
+from interpreted import run_interpreted
 from run_regions import Report
 
 from tessera.tile.targets import missing, named
@@ -145,12 +143,8 @@ def test_model_of_cutile(seeds: range) -> None:
     ],
 )
 def test_triton_interpreter(seeds: range) -> None:
-    """In one process of its own: Triton decides when it is imported whether it interprets."""
-    command = [sys.executable, str(HERE / "run_regions.py"), "triton", str(seeds.start), str(len(seeds))]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    check_report(Report(**json.loads(done.stdout.splitlines()[-1])))
+    printed = run_interpreted(HERE / "run_regions.py", "triton", seeds.start, len(seeds))
+    check_report(Report(**json.loads(printed.splitlines()[-1])))
 
 
 @pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -133,7 +134,7 @@ def trials(most: int = 2) -> list[tuple[str, Case, Schedule]]:
 TRIALS = trials()
 # Some interpreters cannot loop up to a size argument with a recent NumPy.
 NO_LOOP = "only 0-dimensional arrays"
-PARTS = 3  # of the trials under the interpreter
+PARTS = 6  # of the trials under the interpreter
 
 
 def run(case: Case, schedule: Schedule, device: str = "cpu", kept: bool = False) -> None:
@@ -247,10 +248,17 @@ def takes_long(case: Case, schedule: Schedule) -> bool:
 
 
 def interpreted(part: int) -> dict[str, str]:
-    """Everything that runs in a subprocess: name -> what went wrong, or nothing. Trials come in parts; what else there
-    is belongs to the first."""
-    short = [trial for trial in TRIALS if not takes_long(*trial[1:])]
-    works = [(name, partial(run, *trial, kept=i % 2 == 1)) for i, (name, *trial) in enumerate(short)][part::PARTS]
+    """Everything that runs in a subprocess: name -> what went wrong, or nothing. Trials come in parts: the first has
+    some of every kernel, and what else there is."""
+    works: list[tuple[str, Callable[[], None]]] = []
+    seen: Counter[str] = Counter()
+    for name, case, schedule in TRIALS:
+        kernel = case.kernel.sym_name.data
+        if takes_long(case, schedule):
+            continue
+        if seen[kernel] % PARTS == part:
+            works.append((name, partial(run, case, schedule, kept=len(works) % 2 == 1)))
+        seen[kernel] += 1
     return outcomes(works + ([] if part else others()))
 
 

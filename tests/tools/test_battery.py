@@ -14,9 +14,9 @@ from battery_sections import cases
 from torch import nn
 
 import tessera
-from tessera.tools.battery import compare, language, layouts, main, models, modes, operators, tests
+from tessera.tools.battery import compare, language, layouts, models, modes, operators, tests
 from tessera.tools.battery.case import Missing, Outcome, Skip, Wrong
-from tessera.tools.battery.command import parser, shard
+from tessera.tools.battery.command import main, parser, shard
 from tessera.tools.battery.compare import check, same_strides
 from tessera.tools.battery.copies import copied
 from tessera.tools.battery.pool import Pool
@@ -194,10 +194,15 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "modes train_step adamw" in capsys.readouterr().out
 
 
-def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+# Of every section, what takes a moment.
+FEW = ("softmax bf*", "index_put f*", "*layer_norm", "attention*", "loss*", "llama", "train*", "vmap*", "real*")
+
+
+@pytest.mark.parametrize("only", [FEW, pytest.param(("*",), marks=pytest.mark.sweep)], ids=["few", "all"])
+def test_a_small_run(only: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A few cases of every section on the CPU, each kernel held to its types: nothing is wrong."""
     file = tmp_path / "battery.json"
-    code = main(["--device", "cpu", "--quick", "--jobs", "1", "--json", str(file)])
+    code = main(["--device", "cpu", "--quick", "--only", *only, "--jobs", "1", "--json", str(file)])
     told = json.loads(file.read_text())
     assert code == 0 and told["ok"], capsys.readouterr().out
     assert set(told["sections"]) == set(QUICK) and all(not s.get("not run") for s in told["sections"].values())

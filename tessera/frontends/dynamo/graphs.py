@@ -20,13 +20,13 @@ from tessera.frontends.captured import Captured, capture
 from tessera.frontends.dynamo.blocks import Block
 from tessera.frontends.dynamo.data_writes import refuse_hidden_writes, refuse_inner_leaves, uncounted_arguments
 from tessera.frontends.dynamo.frames import MODEL, OWN_FILE
+from tessera.frontends.dynamo.functions import autograd_function, inside_transform
 from tessera.frontends.dynamo.global_state import leave_contexts, refuse_setter
 from tessera.frontends.dynamo.hooks import behind_hooks, check_between_results, record_hook
 from tessera.frontends.dynamo.launch import record_launch
 from tessera.frontends.dynamo.outside import refuse_outside_histories
 from tessera.frontends.functional import control, flex  # noqa: F401  (record PyTorch's operators over functions)
 from tessera.frontends.functional.bodies import record_call
-from tessera.frontends.functional.function import record_function
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.call import CALL, CHECKPOINT, moved
@@ -35,10 +35,10 @@ from tessera.ir.equation import Source, Special
 from tessera.ir.record import Recorder, recording
 from tessera.ir.types import type_of
 from tessera.ops.op import keep_whole
-from tessera.torch_internals.autograd import BackwardState, set_grad_enabled, version_of
+from tessera.torch_internals.autograd import BackwardState, set_grad_enabled
 from tessera.torch_internals.dynamo import TracingContext
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode, detect_fake_mode
-from tessera.torch_internals.functorch import innermost, level_count, pop_levels
+from tessera.torch_internals.functorch import level_count, pop_levels
 from tessera.torch_internals.higher_order import register_hook
 from tessera.torch_internals.shapes import torch_check
 from tessera.util.errors import CaptureError
@@ -294,8 +294,7 @@ def _record(
 ) -> object:
     recorder = recording()
     assert recorder is not None
-    if any(isinstance(x, torch.Tensor) and innermost(x) is not x for x in args):
-        # A transform inside the graph works on what the body computes.
+    if inside_transform(args):  # which works on what the body computes
         return run_graph(body, recorder.builder, home)(*args)
     recorder.builder.source = dataclasses.replace(source, module=module or source.module)
 
@@ -326,41 +325,6 @@ def _owner(node: torch.fx.Node, body: torch.fx.GraphModule) -> tuple[str, str]:
     return name or (cls.__name__ if frames[:1] == ["forward"] and isinstance(cls, type) else "body"), _path(module)
 
 
-def _autograd_function(
-    _: torch.fx.Node,
-    builder: Builder,
-    fwd: torch.fx.GraphModule,
-    bwd: torch.fx.GraphModule,
-    *args: object,
-    **kwargs: object,
-) -> object:
-    """A torch.autograd.Function of the user's, which Dynamo hands over as two graphs."""
-    older = "args_tensor_mask" in kwargs  # until 2.11 both graphs took the context first
-    context = (None,) if older else ()
-    if older:
-        args = args[: sum(kwargs["args_tensor_mask"])]  # type: ignore[call-overload,arg-type]
-    fixed = kwargs.get("non_differentiable_idx") or ()
-
-    class FromGraphs(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *xs):  # noqa: ANN001, ANN002, ANN205
-            tensors = [x for x in xs if isinstance(x, torch.Tensor)]
-            versions = list(map(version_of, tensors))
-            out, ctx.saved = fwd(*context, *xs)
-            listed = out if isinstance(out, (tuple, list)) else (out,)
-            ctx.mark_dirty(*(x for x, n in zip(tensors, versions, strict=True) if n != version_of(x)))
-            ctx.mark_non_differentiable(*(x for i, x in enumerate(listed) if i in fixed))  # type: ignore[operator]
-            return tuple(out) if isinstance(out, list) else out
-
-        @staticmethod
-        def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
-            return bwd(*context, *cts, *ctx.saved)
-
-    recorder = recording()
-    assert recorder is not None
-    return record_function(FromGraphs, args, recorder)
-
-
 def _check(_: torch.fx.Node, builder: Builder, condition: object, message: str) -> None:
     """What the program claims about a number known only when it runs; the shape environment may rely on it from now."""
     record_check(builder, condition, message)
@@ -372,7 +336,7 @@ BODIES: dict[object, Callable] = {
     _higher.tag_activation_checkpoint: _checkpoint,
     _higher.wrap: _inline,
     _higher.invoke_subgraph: _region,
-    _higher.autograd_function_apply: _autograd_function,
+    _higher.autograd_function_apply: autograd_function,
     _higher.triton_kernel_wrapper_mutation: record_launch,
     torch.ops.aten._assert_scalar.default: _check,
 }

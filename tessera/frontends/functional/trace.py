@@ -24,7 +24,7 @@ from tessera.ir import fake
 from tessera.ir.aliased import Aliased
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
-from tessera.ir.record import Recorded, Recorder, record_with, recording
+from tessera.ir.record import Recorded, Recorder, record_with, recording, user_line
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, type_of
 from tessera.ops.op import keep_whole
@@ -130,6 +130,8 @@ def trace_function(
         except (RuntimeError, IndexError) as error:
             if any(words in str(error) for words in ASKS_IN_WORDS):
                 raise value_needed(error) from error
+            if AUTOGRAD in str(error):
+                raise CaptureError(f"{error_line(error)}: {_DIFFERENTIATES}") from error
             raise
         if builder.enables_grad and types:  # Gradients are on around it then: what runs without them is marked.
             with torch.enable_grad():
@@ -227,8 +229,8 @@ def _refused(name: str) -> Callable[[Any], object]:
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> object:
         if tracing() and isinstance(self, FakeTensor) and all((*args, *kwargs.values())):
             raise CaptureError(
-                f"Tensor.{name}() is called inside a transform, which differentiates by its arguments; call grad or "
-                "vjp there in place of autograd"
+                f"{user_line()}: Tensor.{name}() is called inside a transform, which differentiates by its arguments; "
+                "call grad or vjp there in place of autograd"
             )
         return plain(self, *args, **kwargs)
 
@@ -333,6 +335,11 @@ def _positional(fn: Callable) -> list[str]:
 _ASKS = (
     "the program asks for the value of a tensor (.item(), bool(), a Python `if` on it) while it is being traced. "
     "Choose with torch.where or torch.cond, or pass that number as a Python argument."
+)
+AUTOGRAD = "does not require grad and does not have a grad_fn"
+_DIFFERENTIATES = (
+    "backward() or autograd.grad is called while the program is being traced, where autograd is not at work. Give the "
+    "loss back to whoever differentiates it, or call tessera.grad or torch.func.grad there."
 )
 UNKNOWN_LINE = "an unknown line"
 

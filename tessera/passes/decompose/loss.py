@@ -14,6 +14,7 @@ import torch
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Special, Value
 from tessera.ops.families import cast, product
+from tessera.passes.decompose import nn
 from tessera.passes.decompose.nn import Results, out, rule, wide
 from tessera.torch_internals.fake import FakeTensor
 from tessera.torch_internals.operators import OpOverload, op_name
@@ -119,14 +120,36 @@ def nll_loss_backward(
 ) -> Results:
     if not _is_plain(logs, target):
         return None
+    rows, nothing = _at_classes(g, target, weight, reduction, ignored, total)
+    classes = aten.arange(logs.shape[1], device=logs.tensor.device)
+    hit = aten.eq(classes, aten.unsqueeze(target, 1))
+    return [out(eqn, 0, aten.where(hit, rows, nothing))]
+
+
+def _at_classes(
+    g: Value, target: Value, weight: Value | None, reduction: int, ignored: int, total: Value
+) -> tuple[Value, Value]:
+    """What a loss gives back at the class of every row, as a column; and the zero that it gives elsewhere."""
     counts, safe = _safe(target, ignored)
     g = aten.div(wide(g), wide(total)) if reduction == MEAN else wide(g)
     rows = aten.neg(g) if weight is None else aten.mul(aten.neg(g), aten.index_select(wide(weight), 0, safe))
     nothing = aten.full([], 0.0, dtype=rows.dtype, device=rows.tensor.device)
-    rows = aten.where(counts, rows, nothing)
-    classes = aten.arange(logs.shape[1], device=logs.tensor.device)
-    hit = aten.eq(classes, aten.unsqueeze(target, 1))
-    return [out(eqn, 0, aten.where(hit, aten.unsqueeze(rows, 1), nothing))]
+    return aten.unsqueeze(aten.where(counts, rows, nothing), 1), nothing
+
+
+def log_softmax_backward(makers: Makers, eqn: Equation, g: Value, y: Value, dim: int, dtype: torch.dtype) -> Results:
+    """A row of which a loss gives one class back is not summed: the sum is what it gives there."""
+    loss = makers.get(g)
+    if loss is None or loss.opname != "nll_loss_backward" or dim not in (1, -1):
+        return nn.log_softmax_backward(eqn, g, y, dim, dtype)
+    cotangent, logs, target, weight, reduction, ignored, total = loss.bound()[0]
+    if not _is_plain(logs, target):  # type: ignore[arg-type]
+        return nn.log_softmax_backward(eqn, g, y, dim, dtype)
+    rows, _ = _at_classes(cotangent, target, weight, reduction, ignored, total)  # type: ignore[arg-type]
+    return [out(eqn, 0, nn.less_share(wide(g), y, wide(cast(rows, g.dtype))))]
+
+
+FROM_LOGITS["_log_softmax_backward_data"] = log_softmax_backward
 
 
 @rule("smooth_l1_loss_backward")

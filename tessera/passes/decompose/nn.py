@@ -95,7 +95,7 @@ def softmax_backward(eqn: Equation, g: Value, y: Value, dim: int, dtype: torch.d
     if not y.ndim:
         return None
     g, y = wide(g), wide(y)
-    gy = aten.mul(g, y)
+    gy = aten.mul(y, g)  # in the layout of the softmax, which was computed from what is in memory
     return [out(eqn, 0, aten.sub(gy, aten.mul(y, aten.sum(gy, [dim], True))))]
 
 
@@ -104,7 +104,12 @@ def log_softmax_backward(eqn: Equation, g: Value, y: Value, dim: int, dtype: tor
     if not y.ndim:
         return None
     g = wide(g)
-    return [out(eqn, 0, aten.sub(g, aten.mul(aten.exp(wide(y)), aten.sum(g, [dim], True))))]
+    return [out(eqn, 0, less_share(g, y, aten.sum(g, [dim], True)))]
+
+
+def less_share(g: Value, y: Value, total: Value) -> Value:
+    """g, less every element's share of its row's total; in the layout of y, the logarithm of the shares."""
+    return aten.add(aten.mul(aten.exp(wide(y)), aten.neg(total)), g)
 
 
 # --- norms over the last dimensions -----------------------------------------------------------------------

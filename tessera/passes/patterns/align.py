@@ -2,7 +2,9 @@
 
 In: a trace. Out: the same program, where a product of 16-bit numbers over an odd number of classes, or of whatever else
 lies contiguous, multiplies operands with some more rows or columns, which are zero, and cuts its result. A library has
-kernels for any alignment, but slow ones: a layer of 51,865 classes takes 8 times as long as one of 51,872.
+kernels for any alignment, but slow ones: a layer of 51,865 classes takes 8 times as long as one of 51,872. A product of
+which only the result lies so, and is a result of the program, stays: it would be there twice while it is cut, and a
+kernel of ours (`written_in_odd_rows`) writes it where it belongs.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
+from tessera.ir.types import size_hint
 from tessera.machines import machine_of
 
 ALIGNED = 16  # bytes
@@ -27,6 +30,8 @@ WORTH = 20e-6  # seconds to save at least: the launches of copies
 DTYPES = (torch.bfloat16, torch.float16)
 DEVICES = ("cuda",)
 PRODUCTS = ("linear", "mm")
+PAIRS = (4, 8)  # bytes that divide a row's address: two elements of 16 bits are stored at once
+LARGE, ROWS_OF_TILES = 2**24, 128  # elements of a result that is worth a kernel, and the rows that it needs
 ROWS, DEPTH, COLUMNS = "rows", "depth", "columns"
 
 
@@ -70,10 +75,26 @@ def align(trace: Trace) -> Trace:
     """Pad products where that pays."""
     rewrite = Rewrite(trace)
     for eqn in rewrite:
-        product = _product(eqn, rewrite) if eqn.opname in PRODUCTS else None
+        if eqn.opname not in PRODUCTS or (eqn.out in rewrite.results and written_in_odd_rows(eqn)):
+            continue
+        product = _product(eqn, rewrite)
         if product is not None and product.pays(eqn.out.dtype.itemsize, eqn.out.tensor.device):
             rewrite.replace(eqn, functools.partial(_padded, product))
     return rewrite.finish()
+
+
+def written_in_odd_rows(eqn: Equation) -> bool:
+    """A large linear layer whose weight a GPU's matrix units load well, and whose results begin at multiples of four
+    bytes: a kernel of ours stores pairs of them."""
+    x, w, out = (*eqn.inputs()[:2], eqn.out)
+    if eqn.opname != "linear" or out.tensor.device.type not in DEVICES or out.dtype not in DTYPES:
+        return False
+    columns, depth = w.shape
+    if type(columns) is not int or type(depth) is not int or not all(v.tensor.is_row_major for v in (x, w, out)):
+        return False
+    whole, odd = (math.gcd(n * out.dtype.itemsize, ALIGNED) for n in (depth, columns))
+    elements = size_hint(out.numel())
+    return whole == ALIGNED and odd in PAIRS and elements >= LARGE and elements // columns >= ROWS_OF_TILES
 
 
 def _product(eqn: Equation, rewrite: Rewrite) -> Product | None:

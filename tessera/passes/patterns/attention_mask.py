@@ -2,15 +2,18 @@
 
 In: a trace. Out: the same program. A mask that depends on no argument is told from what makes it (`mask_places`), or
 computed here. One that allows everything is left out, and one that allows each query the keys up to its own place
-becomes `is_causal`. Models make such masks
-where nobody gave them one. On a GPU any other mask is laid out along the keys: no fused kernel of PyTorch's takes
-one whose last dimension is expanded or strided, and plain attention, in single precision, takes several times as long.
+becomes `is_causal`. Models make such masks where nobody gave them one. On a GPU any other mask is laid out along the
+keys: no fused kernel of PyTorch's takes one whose last dimension is expanded or strided, and plain attention, in single
+precision, takes several times as long. One of truth values that several layers read becomes numbers to add, once:
+PyTorch makes these of it in every layer.
 
 Another kernel may lay its result out otherwise (`Relayout`).
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -36,16 +39,7 @@ def attention_mask(trace: Trace) -> Trace:
     """Leave out masks that say nothing, name those that are causal, and lay the others out for fused kernels."""
     if not any(_mask(eqn) for eqn in trace.equations):
         return trace
-    rewrite = Relayout(trace)
-    kinds: dict[Value, str | None] = {}
-    for eqn in rewrite:
-        mask = _mask(eqn)
-        rule = _plainer(eqn, mask, kinds, rewrite.makers) if mask is not None else None
-        if rule is not None:
-            rewrite.write(eqn, rule)
-        elif rewrite.moved(eqn):
-            rewrite.type_again(eqn)
-    return rewrite.finish()
+    return _Masks(trace).run()
 
 
 def _mask(eqn: Equation) -> Value | None:
@@ -56,38 +50,73 @@ def _mask(eqn: Equation) -> Value | None:
     return mask if isinstance(mask, Value) else None
 
 
-def _plainer(
-    eqn: Equation, mask: Value, kinds: dict[Value, str | None], makers: dict[Value, Equation]
-) -> Callable[[], object] | None:
-    """What emits the same attention with another mask or none; None where this mask is as good as any."""
-    if mask not in kinds:
-        kinds[mask] = _kind(mask, makers)
-    (query, key, value, _, dropout, causal), options = eqn.bound()
-    assert isinstance(query, Value) and isinstance(key, Value)
-    square = size_key(query.shape[-2]) == size_key(key.shape[-2])
-    if kinds[mask] == EVERYTHING:
-        return lambda: emit(eqn.op, query, key, value, None, dropout, causal, **options)
-    if kinds[mask] == CAUSAL and square and not causal:
-        return lambda: emit(eqn.op, query, key, value, None, dropout, True, **options)
-    if _unreadable(mask, query):
-        return lambda: emit(eqn.op, query, key, value, _along_keys(mask), dropout, causal, **options)
-    return None
+class _Masks:
+    def __init__(self, trace: Trace) -> None:
+        self.rewrite = Relayout(trace)
+        self.kinds: dict[Value, str | None] = {}
+        self.readers = Counter(mask for eqn in trace.equations if (mask := _mask(eqn)) is not None)
+        self.made: dict[tuple, Value] = {}  # by mask, dtype and tags: the mask that fused kernels read
+
+    def run(self) -> Trace:
+        for eqn in self.rewrite:
+            mask = _mask(eqn)
+            rule = self.plainer(eqn, mask) if mask is not None else None
+            if rule is not None:
+                self.rewrite.write(eqn, rule)
+            elif self.rewrite.moved(eqn):
+                self.rewrite.type_again(eqn)
+        return self.rewrite.finish()
+
+    def plainer(self, eqn: Equation, mask: Value) -> Callable[[], object] | None:
+        """What emits the same attention with another mask or none; None where this mask is as good as any."""
+        if mask not in self.kinds:
+            self.kinds[mask] = _kind(mask, self.rewrite.makers)
+        (query, key, value, _, dropout, causal), options = eqn.bound()
+        assert isinstance(query, Value) and isinstance(key, Value)
+        square = size_key(query.shape[-2]) == size_key(key.shape[-2])
+        if self.kinds[mask] == EVERYTHING:
+            return lambda: emit(eqn.op, query, key, value, None, dropout, causal, **options)
+        if self.kinds[mask] == CAUSAL and square and not causal:
+            return lambda: emit(eqn.op, query, key, value, None, dropout, True, **options)
+        if not self.worse(mask, query):
+            return None
+        other = self.other(eqn, mask, query.dtype)
+        return lambda: emit(eqn.op, query, key, value, other, dropout, causal, **options)
+
+    def worse(self, mask: Value, query: Value) -> bool:
+        """Fused kernels do not take it, or every layer makes the same of it first."""
+        if query.tensor.device.type != "cuda" or query.dtype not in FUSED or not mask.ndim:
+            return False
+        return _unreadable(mask) or (mask.dtype is torch.bool and self.readers[mask] > 1)
+
+    def other(self, eqn: Equation, mask: Value, dtype: torch.dtype) -> Value:
+        """The mask that fused kernels read in its place; layers with the same one share it."""
+        own = (mask, dtype, eqn.tags)
+        if own not in self.made:
+            with self.rewrite.at(eqn):
+                self.made[own] = _along_keys(mask, dtype if self.readers[mask] > 1 else None)
+        return self.made[own]
 
 
-def _unreadable(mask: Value, query: Value) -> bool:
+def _unreadable(mask: Value) -> bool:
     """No fused kernel takes it: its last dimension is no run in memory."""
-    if query.tensor.device.type != "cuda" or query.dtype not in FUSED or not mask.ndim:
-        return False
     return size_key(mask.shape[-1]) != 1 and size_key(mask.tensor.stride[-1]) != 1
 
 
-def _along_keys(mask: Value) -> Value:
-    """The mask with its keys side by side in memory; what it repeats over batches and heads is not written out."""
+def _along_keys(mask: Value, added: torch.dtype | None) -> Value:
+    """The mask with its keys side by side in memory, as numbers that are `added` if it says what is allowed. What it
+    repeats over batches and heads is not written out."""
     repeated = [d for d in range(mask.ndim - 2) if size_key(mask.tensor.stride[d]) == 0]
     once = mask
     for d in repeated:
         once = aten.slice(once, d, 0, 1)
-    once = aten.clone(once, memory_format=torch.contiguous_format)
+    if added is not None and mask.dtype is torch.bool:
+        allowed, not_allowed = (
+            aten.full([], number, dtype=added, device=mask.tensor.device) for number in (0.0, -math.inf)
+        )
+        once = aten.where(once, allowed, not_allowed)
+    if once is mask or not once.tensor.is_row_major:
+        once = aten.clone(once, memory_format=torch.contiguous_format)
     return aten.expand(once, list(mask.shape)) if repeated else once
 
 

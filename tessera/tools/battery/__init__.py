@@ -1,5 +1,4 @@
-"""`tessera check --battery`: everything that can be tried on one machine, against eager, in a few minutes."""
+"""`tessera check --battery`: everything that can be tried on one machine, against eager, in a few minutes.
 
-from tessera.tools.battery.command import main, run_battery
-
-__all__ = ["main", "run_battery"]
+Nothing is imported here: workers are processes that import their sections, and nothing else.
+"""

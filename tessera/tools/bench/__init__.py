@@ -1,5 +1,4 @@
-"""`tessera bench`: measurements against peers, in one run on one machine, each beside its target."""
+"""`tessera bench`: measurements against peers, in one run on one machine, each beside its target.
 
-from tessera.tools.bench.command import COMMAND
-
-__all__ = ["COMMAND"]
+Nothing is imported here: suites start processes that import one module of this package and need nothing of the others.
+"""

@@ -26,15 +26,19 @@ def chunks_of(word: str) -> int:
     return 2 if word in ("interleaved", "dualpipe") else 1
 
 
+def idle_share(ranks: int, microbatches: int) -> float:
+    """Of the time, what a rank waits under 1f1b."""
+    return (ranks - 1) / (microbatches + ranks - 1)
+
+
 def schedule(word: str, ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
     """The schedule of that name; `chunks` are the stages of a rank under "interleaved"."""
     if word not in WORDS:
         raise OptionError(f"schedule: expected one of {', '.join(WORDS)}, got {word!r}")
     if microbatches < ranks and ranks > 1:
-        bubble = (ranks - 1) / (microbatches + ranks - 1)
         raise OptionError(
             f"schedule: expected {ranks} microbatches or more for {ranks} stages, got {microbatches}: "
-            f"ranks would do nothing for {bubble:.0%} of the time"
+            f"ranks would do nothing for {idle_share(ranks, microbatches):.0%} of the time"
         )
     match word:
         case "gpipe":

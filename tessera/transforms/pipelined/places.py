@@ -48,6 +48,12 @@ def stages_of(
     """The stage of each equation; `weights` are those that each equation reads, and results that it makes."""
     if count > len(work):
         raise OptionError(f"pipeline: expected at most {len(work)} stages, as many as there is work for, got {count}")
+    reading = [e for e, read in zip(work, weights, strict=True) if read]
+    if where.homes is None and reading and count > len(reading):
+        raise OptionError(
+            f"pipeline: expected at most {len(reading)} stages, as many as equations read weights, got {count}; the "
+            f"last of them is {reading[-1].op} at {reading[-1].source}"
+        )
     crossing = _crossing(work)
     if where.homes is not None:
         cuts = [_narrowest(crossing, *_window(weights, where.homes, k)) for k in range(1, count)]

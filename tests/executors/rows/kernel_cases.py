@@ -1,12 +1,14 @@
 """Every kernel against what its operator means, on `device`. Prints how many agreed.
 
 Run as a program with TRITON_INTERPRET=1, the kernels run as Python on the CPU; `test_rows_kernels` does that, and calls
-`check` itself on a GPU.
+`check` itself on a GPU. With the argument `all` every form of attention is tried with every shape, otherwise with one.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,12 @@ from tessera.ops.rows.kernels import attention, linear
 
 KINDS = ("", "int8", "int4", "fp8")
 FORMS = ("norm", "gate", "residual", "bias")
+
+
+def crossed(shapes: tuple, forms: Iterable, every: bool) -> list[tuple]:
+    """All pairs, or one of each form, with one shape after the other."""
+    pairs = itertools.product(enumerate(shapes), enumerate(forms))
+    return [(shape, form) for (i, shape), (j, form) in pairs if every or j % len(shapes) == i]
 
 
 def assert_agree(found: Tensor, wanted: Tensor, tolerance: float) -> None:
@@ -58,10 +66,10 @@ def linears(device: str, dtype: torch.dtype) -> int:
     return count
 
 
-def attentions(device: str, dtype: torch.dtype) -> int:
+def attentions(device: str, dtype: torch.dtype, every: bool) -> int:
     count = 0
-    for (batch, heads, groups, length, head), form in itertools.product(
-        ((1, 8, 2, 100, 64), (2, 4, 4, 130, 32)), ("position", "bool", "float", "all", "normed", "turned apart")
+    for (batch, heads, groups, length, head), form in crossed(
+        ((1, 8, 2, 100, 64), (2, 4, 4, 130, 32)), ("position", "bool", "float", "all", "normed", "turned apart"), every
     ):
         q = torch.randn(batch, 1, heads, head, device=device, dtype=dtype).transpose(1, 2)
         k, v = (torch.randn(batch, groups, length, head, device=device, dtype=dtype) for _ in range(2))
@@ -89,12 +97,13 @@ def attentions(device: str, dtype: torch.dtype) -> int:
     return count
 
 
-def cached(device: str, dtype: torch.dtype) -> int:
+def cached(device: str, dtype: torch.dtype, every: bool) -> int:
     """Attention that writes: what stood in the cache where the new row goes, or after it, is never looked at."""
     count = 0
-    for (batch, heads, groups, length, head), (form, at) in itertools.product(
+    for (batch, heads, groups, length, head), (form, at) in crossed(
         ((1, 8, 2, 140, 64), (2, 4, 4, 40, 32), (2, 4, 1, 40, 128)),
         (("position", 0), ("position", 39), ("bool", 25), ("bool", 39), ("float", 25)),
+        every,
     ):
         make = {"device": device, "dtype": dtype}
         q, new_k, new_v = (torch.randn(batch, 1, n * head, **make) for n in (heads, groups, groups))
@@ -122,14 +131,15 @@ def cached(device: str, dtype: torch.dtype) -> int:
     return count
 
 
-def each_its_own(device: str, dtype: torch.dtype) -> int:
+def each_its_own(device: str, dtype: torch.dtype, every: bool) -> int:
     """A position for each sequence and both layouts, against float64; what a cache holds after a position is no number.
 
     Positions stand two apart in memory. One counts from the end: that sequence writes there and is shown nothing.
     """
     count = 0
-    for (batch, heads, groups, length, head), dim, form in itertools.product(
-        ((3, 4, 2, 140, 32), (2, 8, 1, 70, 64)), (2, 1), ("position", "bool", "all")
+    forms = [(form, 1 + (i + j) % 2) for i, form in enumerate(("position", "bool", "all")) for j in range(2)]
+    for (batch, heads, groups, length, head), (form, dim) in crossed(
+        ((3, 4, 2, 140, 32), (2, 8, 1, 70, 64)), forms, every
     ):
         make = {"device": device, "dtype": dtype}
         where = [length - 1, -2 if form == "position" else 69, 0][:batch]
@@ -188,12 +198,12 @@ def _double(x: object) -> object:
     return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def check(device: str, dtype: torch.dtype) -> int:
+def check(device: str, dtype: torch.dtype, every: bool) -> int:
     torch.manual_seed(0)
-    kinds = (linears, attentions, cached, each_its_own, programs)
-    return sum(kind(device, dtype) for kind in kinds)
+    count = linears(device, dtype) + programs(device, dtype)
+    return count + sum(kind(device, dtype, every) for kind in (attentions, cached, each_its_own))
 
 
 if __name__ == "__main__":
     limits.runs = lambda device: True
-    print(check("cpu", torch.float16))
+    print(check("cpu", torch.float16, every="all" in sys.argv))

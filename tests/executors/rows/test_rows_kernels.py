@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from interpreted import run_interpreted
 from kernel_cases import check
 
 triton = pytest.importorskip("triton")
@@ -22,21 +20,21 @@ from tessera.ops.rows.kernels import split_attention  # noqa: E402
 from tessera.ops.rows.kernels.gemv import gemv  # noqa: E402
 from tessera.ops.rows.kernels.skinny_gemm import skinny_gemm  # noqa: E402
 
-CASES = 4 * 4 + 2 + 4 + 2 * 6 + 3 * 5 + 2 * 2 * 3 + 1
+LINEAR = 4 * 4 + 2 + 4 + 1
+CASES = LINEAR + 2 * 6 + 3 * 5 + 2 * 2 * 3
 
 
-def test_kernels_compute_what_their_operators_mean() -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("kernel_cases.py"))]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split()[-1]) == CASES
+@pytest.mark.parametrize(
+    "which, count", [("some", LINEAR + 6 + 5 + 6), pytest.param("all", CASES, marks=pytest.mark.sweep)]
+)
+def test_kernels_compute_what_their_operators_mean(which: str, count: int) -> None:
+    assert int(run_interpreted(Path(__file__).with_name("kernel_cases.py"), which).split()[-1]) == count
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
-    assert check("cuda", dtype) == CASES
+    assert check("cuda", dtype, every=True) == CASES
 
 
 def compiled(kernel: triton.JITFunction, constants: dict[str, object], stored: str, warps: int, stages: int = 3) -> str:
