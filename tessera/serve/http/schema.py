@@ -40,6 +40,7 @@ class Limits:
     """The most that one request may ask for."""
 
     body: int = 4 << 20  # bytes
+    body_seconds: float = 30.0  # that may pass until they are there
     prompt: int = 1 << 20  # characters, or tokens
     prompts: int = 64
     max_tokens: int = 1 << 17
