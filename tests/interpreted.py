@@ -51,7 +51,7 @@ def _serve() -> None:
     import triton.language  # noqa: F401
 
     import tessera.api  # noqa: F401
-    import tessera.executors.rows.kernels.linear
+    import tessera.ops.rows.kernels.linear
     import tessera.tile.targets.triton.launch  # noqa: F401
 
     _look_names_up_once()

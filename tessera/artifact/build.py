@@ -31,6 +31,7 @@ from tessera.util.errors import CaptureError, InputError, Unserial
 
 PORTABLE = "portable"
 PLAIN, WITH_KERNELS = ("aten",), ("sdpa", "tile", "aten")
+FEW_ROWS = ("rows",)  # its kernels are no binaries: whoever reads such a program needs Triton
 
 
 @dataclass
@@ -62,9 +63,10 @@ class Entry:
         }
         self.built = Built(about)
 
-    def compile(self, target: str, kernels: TargetKernels | None, machine: str = "") -> None:
-        """Programs of the target `portable` have no kernels. `machine`: whose figures choose schedules."""
-        executors = PLAIN if kernels is None else WITH_KERNELS
+    def compile(self, target: str, kernels: TargetKernels | None, machine: str = "", few: bool = False) -> None:
+        """Programs of the target `portable` have no kernels. `machine`: whose figures choose schedules. `few`: linear
+        layers over few rows are operators of their own."""
+        executors = PLAIN if kernels is None else (*FEW_ROWS * few, *WITH_KERNELS)
         captured = self.exported.captured
         if kernels is not None and kernels.kind != self.device:
             captured = on_device(captured, self.device, torch.device("cuda:0" if kernels.kind == "cuda" else "cpu"))

@@ -1,7 +1,6 @@
 """Tessera's own operators, by the files that bring them: a program imports those that it calls.
 
-None of these files needs the compiler. The operators over few rows (`executors/rows`) are not among them: their folder
-does, and no artifact is compiled to them.
+None of these files needs the compiler.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ SPECIALS = {
     "class_logit": "tessera.passes.decompose.loss",
 }
 OVERLOADS = {
-    "quantized_linear": "tessera.ops.quantized",
+    "quantized_linear": "tessera.ops.rows.launch",  # which has a kernel for few rows
+    "rows_linear": "tessera.ops.rows.launch",
     "uniform": "tessera.ops.uniform",
     "max_pool": "tessera.ops.pool",
     "max_pool_backward": "tessera.ops.pool",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -64,17 +64,17 @@ def export(
 
 def write(
     given: Mapping[str, tuple], path: str | os.PathLike, targets: str | Sequence[str], weights: str | None = None,
-    facts: Mapping[str, object] | None = None, members: Mapping[str, bytes] | None = None,
+    facts: Mapping[str, object] | None = None, members: Mapping[str, bytes] | None = None, few: Collection[str] = (),
 ) -> None:  # fmt: skip
     """The same for entries of a model, its arguments, those by name, and its sizes. `facts` go into the manifest and
-    `members` into the file, for whoever reads them there."""
+    `members` into the file, for whoever reads them there. The entries `few` have few rows, and need Triton."""
     kernels = dict(_kernels(t) for t in ([targets] if isinstance(targets, str) else targets))
     shelf = Shelf()
     entries = {name: Entry(name, source_of(*call, name), shelf) for name, call in given.items()}
     for entry in entries.values():
         entry.compile(PORTABLE, None)
         for target, of in kernels.items():
-            entry.compile(target, of, _machine(of))
+            entry.compile(target, of, _machine(of), entry.name in few)
     _write(Path(path), entries, kernels, shelf, weights, facts or {}, members or {})
 
 

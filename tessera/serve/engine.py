@@ -121,7 +121,10 @@ class Engine:
         fixed = -(-budget // ALIGNED) * ALIGNED if deterministic else None
         with memory_plan.in_words(self.memory, bytes_of(self.model)):
             self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored, budget)
-        self._runner = Runner(self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work))
+        self._runner = Runner(
+            self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work),
+            hurries=step_seconds is not None,
+        )  # fmt: skip
         self._ahead = int(where.type == "cuda")  # steps that are launched before the tokens of one are read
         self._flights = deque[Flight]()  # steps under way
         sizes = block_size, self.memory.blocks

@@ -110,10 +110,11 @@ class Guides:
     def _compile(self, kind: str, text: str) -> Any:
         library = _library()
         matcher = library.LLMatcher(self._words, text, log_level=0, limits=library.LLParserLimits(**LIMITS))
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # some faults show only here
+        first = b"" if matcher.is_error() else matcher.compute_bitmask()  # some faults show only here
         if matcher.is_error():
             raise GuideError(f"{kind}: {_short(matcher.get_error())}")
+        if not int.from_bytes(first, "little") & ~sum(1 << end for end in self._ends[1]):
+            raise GuideError(f"{kind}: no text but the empty one satisfies it")
         return matcher
 
     @functools.cached_property
@@ -175,6 +176,8 @@ def _schema(wanted: object) -> str:
                 raise GuideError(f"json_schema: expected at most {most} {what}, got {count}")
         if not has_end(schema):
             raise GuideError("json_schema: no value satisfies it: what it requires requires itself again, without end")
+    except GuideError:
+        raise
     except RecursionError:
         raise GuideError(f"json_schema: expected at most {LEVELS} levels, got many more") from None
     except (ValueError, TypeError) as error:

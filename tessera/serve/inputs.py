@@ -17,6 +17,10 @@ from torch import Tensor
 from tessera.serve.cache import Table
 
 LEAST = 2  # of every size
+STEADY = 16  # mixed steps on a GPU are multiples of this: Triton compiles kernels anew for sizes that are not
+# Tokens of a mixed step that is replayed: multiples of the first, and no more than the second.
+SHORT, MOST_REPLAYED = 64, 1024
+CROWDS = 48, 112  # its sequences and rows: never as many as tokens, which kernels take for one token each
 
 
 class Sizes(NamedTuple):
@@ -62,10 +66,11 @@ class Inputs(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A step that is ready to run: its inputs, in memory of the host."""
+    """A step that is ready to run: its inputs, in memory of the host. `again`: its sizes are some that come again."""
 
     sizes: Sizes
     flat: Tensor
+    again: bool = False
 
 
 def first_call(name: str, groups: int) -> Filled:
@@ -110,6 +115,18 @@ def _aligned(count: int) -> int:
 def bucket(rows: int) -> int:
     """Rows of a decode step that is replayed: few sizes, and little that is computed for nobody."""
     return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8 if rows <= 64 else -(-rows // 16) * 16
+
+
+def short(tokens: int, sequences: int, columns: int, rows: int) -> Sizes | None:
+    """The sizes of a mixed step that is replayed, with room for a sequence of nobody; None: it is so long that the host
+    launches it faster than the device carries it out."""
+    tokens = max(STEADY, 1 << (tokens - 1).bit_length()) if tokens <= SHORT else -(-tokens // SHORT) * SHORT
+    crowd = next((most for most in CROWDS if sequences < most and rows <= most), None)
+    return None if crowd is None or tokens > MOST_REPLAYED else Sizes(tokens, crowd, wide(columns), crowd)
+
+
+def padded(size: int) -> int:
+    return -(-size // STEADY) * STEADY
 
 
 def wide(columns: int) -> int:

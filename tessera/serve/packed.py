@@ -22,8 +22,8 @@ from tessera.artifact import trust
 from tessera.artifact.container import MOST_MEMBER, Container
 from tessera.artifact.loaded import PORTABLE, load
 from tessera.serve.huggingface import tokenizer_of
-from tessera.serve.inputs import Inputs, first_call
-from tessera.serve.programs import KEPT, Layer, Programs, Site
+from tessera.serve.inputs import BOUNDS, LEAST, Inputs, first_call
+from tessera.serve.programs import KEPT, Layer, Programs, Site, kept_as
 from tessera.util.errors import ArtifactError, InputError, OptionError
 from tessera.util.log import log
 
@@ -81,17 +81,27 @@ def pack(programs: Programs, path: str | Path, tokenizer: object, targets: str |
     whole = Whole(model)
     model.take_sites(given)
     try:
-        entries = {name: (whole, *_example(programs, name)) for name in KEPT if name in programs.by_name}
+        names = ("mixed",) if programs.fixed is not None else (*KEPT, *_few(programs, targets))
+        entries = {name: (whole, *_example(programs, name)) for name in names}
         write = importlib.import_module("tessera.artifact.write").write  # the compiler, which reading does without
-        write(entries, path, targets, facts={FACTS: _facts(programs)}, members=_tokenizer_files(tokenizer))
+        write(entries, path, targets, facts={FACTS: _facts(programs)}, members=_tokenizer_files(tokenizer), few=BOUNDS)
     finally:
         model.take_sites(sites)
+
+
+def _few(programs: Programs, targets: str | Sequence[str]) -> Sequence[str]:
+    """Programs for few sequences, where some target has kernels for them."""
+    limits = importlib.import_module("tessera.ops.rows.limits")
+    kinds = {target.partition(":")[0] for target in ([targets] if isinstance(targets, str) else targets)}
+    if kept_as(programs.model)[1] not in limits.DTYPES:
+        return ()
+    return tuple(BOUNDS) if any(limits.runs(torch.device(kind)) for kind in kinds) else ()
 
 
 def _example(programs: Programs, name: str) -> tuple[tuple, dict, dict]:
     """Arguments of an entry, none by name, and which of their sizes change."""
     groups, device = programs.groups, programs.device
-    sizes, flat = first_call(name, groups)
+    sizes, flat, _ = first_call(name, groups)
     parts = Inputs.of(flat.to(device), sizes, groups)
     tokens, positions, starts, rows = (part.clone() for part in parts[:4])
     places = tuple(part.clone() for part in parts.places)
@@ -100,10 +110,13 @@ def _example(programs: Programs, name: str) -> tuple[tuple, dict, dict]:
         for site in programs.sites
         for pool in (site.keys, site.values)
     )
-    sequences = "tokens" if name == "decode" else "sequences"
-    flat_size, tables = {0: "tokens"}, [{0: sequences, 1: "columns"}] * groups
+    flat_size: dict[int, object] = {0: "tokens"} if name not in BOUNDS else {0: ("tokens", LEAST, BOUNDS[name])}
+    begins: dict[int, object] = {0: "starts"}
+    if name == "one":
+        flat_size, begins = {}, {}
+    tables = [{1: "columns", **(flat_size if name != "mixed" else {0: "sequences"})}] * groups
     changing = {
-        "tokens": flat_size, "positions": flat_size, "starts": {0: "starts"},
+        "tokens": flat_size, "positions": flat_size, "starts": begins,
         "rows": {0: "rows"} if name == "mixed" else None, "places": (*tables, *[flat_size] * groups),
         "pools": tuple({0: f"blocks{site.group}", 1: "block_size"} for site in programs.sites for _ in range(2)),
     }  # fmt: skip
@@ -152,6 +165,8 @@ class Packed:
             raise ArtifactError(f"{path}: expected the entry {missing[0]!r}, which is not in it")
         if any(entry.way.target == PORTABLE for entry in self.loaded.entries.values()):
             log(0, f"serve: {path}: no kernels of the file run here, PyTorch's operators do:\n{self.loaded.explain()}")
+        kernels = {name for name, entry in self.loaded.entries.items() if entry.way.target != PORTABLE}
+        self.few = tuple(name for name in BOUNDS if name in kernels)  # programs for few sequences
         self._sites: Sequence[Site] = ()
 
     def layers(self) -> list[Layer]:

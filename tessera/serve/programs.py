@@ -24,15 +24,30 @@ import torch
 from torch import Tensor, nn
 
 from tessera.serve.graphs import Graphs
-from tessera.serve.inputs import BOUNDS, LEAST, TRIED, Filled, Inputs, Sizes, Tables, bucket, first_call, wide
+from tessera.serve.inputs import (
+    BOUNDS,
+    LEAST,
+    MOST_REPLAYED,
+    SHORT,
+    STEADY,
+    TRIED,
+    Filled,
+    Inputs,
+    Sizes,
+    Tables,
+    bucket,
+    first_call,
+    padded,
+    short,
+    wide,
+)  # fmt: skip
 from tessera.serve.operators import WHOLE, paged_attention, paged_write
 from tessera.serve.scheduler import UNKNOWN, Answer, Work
 
 if TYPE_CHECKING:
     from tessera.inspection.programs import Stages
 
-KEPT = ("mixed", "decode")  # programs that an artifact has, too
-STEADY = 16  # mixed steps on a GPU are multiples of this: Triton compiles kernels anew for sizes that are not
+KEPT = ("mixed", "decode")  # programs that there are everywhere
 
 
 @dataclass(frozen=True)
@@ -159,17 +174,17 @@ class Programs:
         model.take_sites(self.sites)
         self.compiled = compiled
         self.by_name = {name: Program(name, self._program(name)) for name in self._names()}
-        self.replayed = "decode" if fixed is None else "mixed"  # the program whose sizes are few
+        self.replayed = "decode" if fixed is None else "mixed"  # the program of which every step is replayed
         replays = compiled and self.device.type == "cuda"
-        self.graphs = Graphs(lambda x: self._call(self.replayed, x), self.groups, self.device) if replays else None
+        self.graphs = Graphs(self._call, self.groups, self.device) if replays else None
 
     def _names(self) -> tuple[str, ...]:
         if self.fixed is not None:
             return ("mixed",)
-        if not self.compiled or not isinstance(self.model, nn.Module):  # an artifact has no kernels over few rows
-            return KEPT
-        few = importlib.import_module("tessera.executors.rows.limits").runs(self.device)
-        return (*KEPT, *BOUNDS) if few else KEPT
+        few = tuple(getattr(self.model, "few", BOUNDS)) if self.compiled else ()
+        if few and importlib.import_module("tessera.ops.rows.limits").runs(self.device):
+            return (*KEPT, *few)
+        return KEPT
 
     def _program(self, name: str) -> Callable:
         if (ready := getattr(self.model, "program", None)) is not None:
@@ -198,16 +213,13 @@ class Programs:
             self._compute(name, placed)
 
     def warm(self, running: int) -> None:
-        """Get ready now what serving so many sequences needs: the kernels of a prompt, and the steps that are captured,
-        the largest first. Texts of more than the fewest columns are captured as they come."""
+        """Get ready now what serving so many sequences needs: the kernels of prompts, which libraries choose by their
+        lengths, and the steps that are captured, the largest first. Texts of more than the fewest columns are captured
+        as they come, and so are prompts."""
         if self.graphs is None:
             return
         if self.fixed is None:
-            tokens = _padded(len(self.sampled))
-            sizes = Sizes(tokens, STEADY, _padded(-(-tokens // self.block_size)), STEADY)
-            flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
-            Inputs.of(flat, sizes, self.groups).starts[1:] = sizes.tokens  # one sequence has them all
-            self.run("mixed", Filled(sizes, flat))
+            self._warm_prompts(len(self.sampled), running > 1)
         most = max(running, self._least)
         counts = {bucket(n) for n in range(self._least, most + 1)} if self.fixed is None else {self.fixed}
         for rows in sorted(counts, reverse=True):
@@ -215,13 +227,29 @@ class Programs:
             flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
             Inputs.of(flat, sizes, self.groups).starts[:] = torch.arange(sizes.sequences + 1).clamp(max=rows)
             for _ in range(2):  # the first time gets kernels ready
-                self.run(self.replayed, Filled(sizes, flat))
+                self.run(self.replayed, Filled(sizes, flat, True))
+
+    def _warm_prompts(self, longest: int, every: bool) -> None:
+        lengths = {longest >> i for i in range(longest.bit_length())}
+        lengths |= set(range(SHORT, min(longest, MOST_REPLAYED) + 1, SHORT)) if every else set()
+        steps = {self._prompt(tokens) for tokens in lengths}
+        for sizes, again in sorted(steps, reverse=True):
+            flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
+            Inputs.of(flat, sizes, self.groups).starts[1:] = sizes.tokens  # one sequence has them all
+            self.run("mixed", Filled(sizes, flat, again))
+
+    def _prompt(self, tokens: int) -> tuple[Sizes, bool]:
+        """The sizes of a step of one prompt, and whether it is one of those that are replayed."""
+        columns = -(-tokens // self.block_size)
+        sizes = short(tokens, 1, columns, 1)
+        return sizes or Sizes(padded(tokens), STEADY, padded(columns), STEADY), sizes is not None
 
     @torch.no_grad()
-    def run(self, name: str, given: Filled) -> Tensor:
-        """Logits of the asked rows. What a graph gives is overwritten by the next step."""
-        if name == self.replayed and self.graphs is not None:
-            return self.graphs(given)
+    def run(self, name: str, given: Filled, capture: bool = True) -> Tensor:
+        """Logits of the asked rows. What a graph gives is overwritten by the next step. `capture`: there is time for
+        it."""
+        if given.again and self.graphs is not None:
+            return self.graphs(name, given, capture)
         return self._call(name, self._placed(given))
 
     def _placed(self, given: Filled) -> Inputs:
@@ -261,7 +289,7 @@ class Programs:
         counts = [len(work.tokens) for work in works]
         single = max(counts) == 1
         name = "decode" if single and self.fixed is None and list(rows) == list(range(len(works))) else "mixed"
-        sizes = self._sizes(works, counts, len(rows), name)
+        sizes, again = self._sizes(works, counts, len(rows), name)
         flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64, pin_memory=self.device.type == "cuda")
         given = Inputs.of(flat, sizes, self.groups)
         tokens, positions, starts, asked = (part.numpy() for part in given[:4])
@@ -282,28 +310,27 @@ class Programs:
         for table, slots, known in zip(places[: self.groups], places[self.groups :], kept, strict=True):
             table[: len(works)] = known
             slots[:count] = known[sequence, at] * self.block_size + inside
-        return name, Filled(sizes, flat)
+        return name, Filled(sizes, flat, again)
 
-    def _sizes(self, works: Sequence[Work], counts: Sequence[int], rows: int, name: str) -> Sizes:
+    def _sizes(self, works: Sequence[Work], counts: Sequence[int], rows: int, name: str) -> tuple[Sizes, bool]:
+        """How large a step is, and whether it is one of those that are replayed."""
         columns = max(LEAST, *(len(blocks) for work in works for blocks in work.sequence.table.blocks))  # type: ignore[union-attr]
         least = self._least if name == "decode" else LEAST
         tokens, sequences = max(sum(counts), least), max(len(works), least)
-        if self.graphs is not None and name == self.replayed:
+        if again := self.graphs is not None and name == self.replayed:
             sequences, columns = bucket(sequences), wide(columns)
         if self.fixed is not None:  # one sequence more than tokens, for those that are missing
-            return Sizes(self.fixed, self.fixed + 1, columns, self.fixed)
+            return Sizes(self.fixed, self.fixed + 1, columns, self.fixed), again
         if name == "decode":
-            return Sizes(sequences, sequences, columns, sequences)
+            return Sizes(sequences, sequences, columns, sequences), again
         rows, least = max(rows, LEAST), 1
         if self.graphs is not None:
-            tokens, sequences, columns, rows = map(_padded, (tokens, sequences, columns, rows))
+            if (sizes := short(tokens, sequences, columns, rows)) is not None:
+                return sizes, True
+            tokens, sequences, columns, rows = map(padded, (tokens, sequences, columns, rows))
             least = STEADY
         if tokens > sum(counts) and len(works) == sequences:
             sequences += least
         if tokens == sequences and max(counts) > 1:
             sequences += least  # as many sequences as tokens: kernels take that for one token each
-        return Sizes(tokens, sequences, columns, rows)
-
-
-def _padded(size: int) -> int:
-    return -(-size // STEADY) * STEADY
+        return Sizes(tokens, sequences, columns, rows), False

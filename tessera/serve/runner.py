@@ -95,12 +95,14 @@ class Flight:
 
 class Runner:
     """`draw_of(work, i)` says what the row after the i-th guess of a work asks for, `most_prompt(work)` of how many
-    tokens its prompt wants log-probabilities."""
+    tokens its prompt wants log-probabilities. Where a time between tokens is asked (`hurries`), no prompt is captured
+    beside sequences that decode: that takes longer than a step."""
 
     def __init__(
-        self, programs: Programs, draw_of: Callable[[Work, int], Draw], most_prompt: Callable[[Work], int | None]
-    ):
-        self.programs, self.draw_of, self.most_prompt = programs, draw_of, most_prompt
+        self, programs: Programs, draw_of: Callable[[Work, int], Draw], most_prompt: Callable[[Work], int | None],
+        hurries: bool = False,
+    ):  # fmt: skip
+        self.programs, self.draw_of, self.most_prompt, self.hurries = programs, draw_of, most_prompt, hurries
         self._layout: _Layout | None = None
 
     @torch.no_grad()
@@ -114,7 +116,8 @@ class Runner:
         layout = self._layout = self._next(batch.works)
         name, given = self.programs.fill(batch.works, layout.places, coming)
         begun = self._moment()
-        logits = self.programs.run(name, given)[: len(layout.rows)]
+        hasty = self.hurries and name == "mixed" and any(work.decodes for work in batch.works)
+        logits = self.programs.run(name, given, not hasty)[: len(layout.rows)]
         settings = layout.settings
         if layout.waits:  # the device computes logits meanwhile
             settings = guided(settings, [row.draw for row in layout.rows if row.draw is not None], logits.device)

@@ -15,17 +15,18 @@ does not fit alone. Hence neither deadlock nor starvation. Every sequence that w
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tessera.serve.cache import Cache, Copy, Table
+from tessera.serve.pace import Pace
 from tessera.util.errors import InputError
 
 UNKNOWN = -1  # a token that the step before gives
 HEAD_START = 10.0  # seconds of waiting that one step of priority is worth
-GROWTH, MARGIN = 2.0, 0.9  # prompts get at most so many times what they had, and so much of the time that is asked
-FEWEST = 32  # they always get this fraction of the budget
+EVEN = 64  # steps of a multiple of so many tokens need no padding
 
 
 class Refused(InputError):
@@ -53,6 +54,7 @@ class Answer:
     prompt: int = 0  # how many of the tokens were given
     computed: int = 0  # or being computed
     pending: int = 0  # tokens that steps under way will give
+    cached: int | None = None  # tokens of the prompt that were found in the cache; None: it has not begun
     table: Table | None = None  # while it runs
     ended: str | None = None  # why
 
@@ -106,15 +108,35 @@ class _Plan:
 
     def __init__(self, budget: int):
         self.works: dict[Answer, Work] = {}
-        self.left = budget
+        self.left, self._given = budget, 0
+        self._pace: Pace | None = None
+        self._room, self._least = 0.0, 0
+
+    def keep(self, pace: Pace | None) -> None:
+        """Whatever is added now has to keep this pace, if others are there already."""
+        if pace is not None and self.works:
+            self._pace, self._room, self._least = pace, pace.room, pace.least
+
+    def most(self, first: int) -> int:
+        """How many tokens a sequence may have from this position on."""
+        if self._pace is None:
+            return self.left
+        count = self._pace.tokens(first, self._room)
+        if count >= 2 * EVEN:
+            count -= (self._given + count) % EVEN
+        return min(self.left, max(count, self._least, 0))
 
     def add(self, work: Work) -> None:
         self.works[work.sequence] = work
-        self.left -= len(work.tokens)
+        count = len(work.tokens)
+        self.left, self._given = self.left - count, self._given + count
+        if self._pace is not None:
+            self._room -= self._pace.cost(work.first, count)
+            self._least -= count
 
     def drop(self, sequence: Answer) -> None:
         if (work := self.works.pop(sequence, None)) is not None:
-            self.left += len(work.tokens)
+            self.left, self._given = self.left + len(work.tokens), self._given - len(work.tokens)
 
 
 class Scheduler:
@@ -126,9 +148,8 @@ class Scheduler:
     ):  # fmt: skip
         self.cache, self.budget, self.most_running, self.most_waiting = cache, budget, most_running, most_waiting
         self.longest = longest  # what the model's positions allow
-        self.step_seconds = step_seconds  # the asked time between tokens
-        # Tokens of prompts beside sequences that decode, at most: few, until it is known what they cost.
-        self._pace = float(budget) if step_seconds is None else max(1.0, budget / 8)
+        reach = math.inf if 0 in cache.windows else max(cache.windows)
+        self._pace = None if step_seconds is None else Pace(budget, step_seconds, reach)
         self.running: list[Answer] = []  # both by rank
         self.waiting: list[Answer] = []
         self.preemptions = 0
@@ -201,8 +222,7 @@ class Scheduler:
                 plan.add(Work(sequence, first, (token,), True))
             else:
                 self._advance_one(sequence, plan)
-        if plan.works:
-            plan.left = min(plan.left, int(self._pace))
+        plan.keep(self._pace)
         for sequence in prompts:
             self._advance_one(sequence, plan)
         if self.preemptions == before:
@@ -211,8 +231,8 @@ class Scheduler:
 
     def _advance_one(self, sequence: Answer, plan: _Plan) -> None:
         """Give a running sequence its part of the step, if need be at the cost of those that rank below it."""
-        while sequence.table is not None and plan.left > 0:
-            count = min(sequence.left, plan.left, self.cache.room(sequence.table, sequence.computed))
+        while sequence.table is not None and (most := plan.most(sequence.computed)) > 0:
+            count = min(sequence.left, most, self.cache.room(sequence.table, sequence.computed))
             if count > 0:
                 plan.add(self._work(sequence, count, plan.left))
                 return
@@ -235,7 +255,7 @@ class Scheduler:
     def _admit(self, plan: _Plan) -> None:
         """Let waiting sequences run, by rank, while there is budget and the first of them fits."""
         for sequence in list(self.waiting):
-            if plan.left <= 0 or len(self.running) >= self.most_running:
+            if plan.most(0) <= 0 or len(self.running) >= self.most_running:
                 return
             if self._parent_computes(sequence):
                 continue
@@ -244,7 +264,7 @@ class Scheduler:
             table, computed = self._open(sequence)
             # Beside others a sequence starts only if its whole prompt fits: else they would push each other out.
             fits = not self.running or self.cache.fits(table, computed, len(sequence.tokens) + 1)
-            count = min(len(sequence.tokens) - computed, plan.left, self.cache.room(table, computed))
+            count = min(len(sequence.tokens) - computed, plan.most(computed), self.cache.room(table, computed))
             if not fits or count < 1:
                 self.cache.close(table)
                 return
@@ -252,6 +272,8 @@ class Scheduler:
             insort(self.running, sequence, key=lambda s: s.rank)
             sequence.table, sequence.computed = table, computed
             self.reused += computed
+            if sequence.cached is None:
+                sequence.cached = computed
             plan.add(self._work(sequence, count, plan.left))
 
     def _parent_computes(self, sequence: Answer) -> bool:
@@ -289,12 +311,10 @@ class Scheduler:
             self.cache.commit(sequence.table, sequence.tokens, sequence.computed)
 
     def took(self, seconds: float, batch: Batch) -> None:
-        """How long a step took: from what the tokens of prompts in it have cost follows how many the next may have."""
-        prompts = sum(len(w.tokens) for w in batch.works if not w.decodes)
-        if self.step_seconds is None or not (prompts >= self._pace / 2 or prompts and seconds > self.step_seconds):
-            return  # too few to tell
-        allowed = min(GROWTH * self._pace, MARGIN * prompts * self.step_seconds / seconds)
-        self._pace = min(float(self.budget), max(1.0, self.budget / FEWEST, allowed))
+        """How long a step took: from that follows how many tokens of prompts the next ones may have."""
+        if self._pace is not None:
+            prompts = [(work.first, len(work.tokens)) for work in batch.works if not work.decodes]
+            self._pace.took(seconds, len(prompts) < len(batch.works), prompts)
 
     def check(self) -> None:
         """Raise AssertionError where the books are wrong."""

@@ -266,8 +266,8 @@ def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.
     served._ahead = ahead
     run = served._programs.run
 
-    def spoilt(name: str, given: object) -> torch.Tensor:
-        logits = run(name, given).clone()  # type: ignore[arg-type]
+    def spoilt(name: str, given: object, *more: bool) -> torch.Tensor:
+        logits = run(name, given, *more).clone()  # type: ignore[arg-type]
         logits[0] = float("nan")
         return logits
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tessera.executors.rows import limits
+from tessera.artifact.container import Container
+from tessera.ops.rows import limits
 from tessera.serve.engine import Engine
 from tessera.serve.programs import KEPT
 
@@ -52,3 +55,31 @@ def test_few_sequences_have_kernels_of_their_own(model: LlamaForCausalLM, monkey
 
 def test_elsewhere_there_are_two_programs(model: LlamaForCausalLM) -> None:
     assert tuple(Engine(model, memory="4MB", compiled=False).programs) == KEPT
+
+
+def test_a_file_has_them_too(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are read again without compiling; a file for other devices has none."""
+    plain = Engine(model, memory="4MB", compiled=False)
+    plain.export(tmp_path / "without.tess")
+    monkeypatch.setattr(limits, "runs", lambda device: True)
+    plain.export(tmp_path / "with.tess")
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("something was compiled")
+
+    monkeypatch.setattr("tessera.pipeline.compilation.Compilation.__init__", never)
+    engine, other = (Engine(tmp_path / name, memory="4MB", check=True) for name in ("with.tess", "without.tess"))
+    assert set(engine.programs) == {*KEPT, "one", "few"} and tuple(other.programs) == KEPT
+    with Container.open(tmp_path / "with.tess") as file:
+        names = [name for name in file.members if name.startswith("texts/") and "portable" not in name]
+        found = {name.split("/")[1]: bytes(file.read(name)).decode().count("rows_linear(") for name in names}
+    assert found == {"mixed": 0, "decode": 0, "one": 4 * LAYERS + 1, "few": 4 * LAYERS + 1}
+    ran, compute = [], engine._programs._compute
+    monkeypatch.setattr(
+        engine._programs, "_compute", lambda *args: ran.append((args[0], len(args[1][0]))) or compute(*args)
+    )
+    for count in (1, 5, 19):
+        told = [e.generate(PROMPTS[:count], max_tokens=4, allowed=(7,), logprobs=0) for e in (engine, plain)]
+        found, wanted = (torch.tensor([[x.value for x in a.logprobs] for a in answers]) for answers in told)
+        torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.06)
+    assert {pair for pair in ran if pair[0] != "mixed"} == {("one", 1), ("few", 5), ("decode", 19)}

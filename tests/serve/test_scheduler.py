@@ -71,10 +71,12 @@ def test_prompts_advance_where_decoding_alone_is_too_slow() -> None:
         s.took(1.0, batch)
     assert s.running[1].computed > s.running[1].prompt
     s.add(answer(3, 100))
+    most = 0
     for _ in range(6):
         batch = run(s)
+        most = max(most, parts(batch)[3])
         s.took(0.001, batch)
-    assert parts(batch)[3] > 20
+    assert most > 20
 
 
 def test_priority_goes_before_arrival_but_waiting_makes_up_for_it() -> None:

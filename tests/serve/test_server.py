@@ -101,10 +101,18 @@ def test_a_stream_makes_up_the_answer(client: openai.OpenAI) -> None:
     pieces = [c.choices[0] for c in chunks if c.choices]
     assert "".join(p.delta.content or "" for p in pieces) == whole.choices[0].message.content
     assert pieces[0].delta.role == "assistant" and pieces[-1].finish_reason == "length"
-    assert chunks[-1].usage == whole.usage and chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens and chunks[-1].choices == []
     streamed = [one for p in pieces if p.logprobs for one in p.logprobs.content]
     assert streamed == whole.choices[0].logprobs.content and len(streamed) == 20
     assert all(len(one.top_logprobs) == 2 for one in streamed)
+
+
+def test_usage_says_what_was_found_in_the_cache(client: openai.OpenAI) -> None:
+    asked: dict = {"model": "tiny", "prompt": [[7, 8, 9] * 20, [9, 7, 7] * 20], "max_tokens": 2, "n": 2}
+    first, again = (client.completions.create(**asked).usage for _ in range(2))
+    *_, streamed = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    told = [usage.prompt_tokens_details.cached_tokens for usage in (first, again, streamed.usage)]
+    assert told == [0, 96, 96] and first.prompt_tokens == 120  # whole blocks of 16, and never the last token
 
 
 def test_tokens_that_are_parts_of_characters_are_told_apart(client: openai.OpenAI, engine: Engine) -> None:

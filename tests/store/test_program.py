@@ -18,8 +18,8 @@ from programs import same_bits
 from torch import nn
 
 import tessera
-from tessera.executors.rows import limits
 from tessera.just_in_time.compiled import compiled_state
+from tessera.ops.rows import limits
 from tessera.store import program
 from tessera.tools.llama import Cache, Llama, LlamaConfig
 from tessera.tools.models import GPT, GPTConfig

@@ -1,6 +1,6 @@
 """The executor `rows`: linear layers and attention over few rows, by kernels that read weights and caches once.
 
-In: a functional program without gradients. `decode` rewrites it to the operators of `operators.py`. In the final
+In: a functional program without gradients. `decode` rewrites it to the operators of `ops/rows`. In the final
 program, where writes happen in place, `cached_attention` joins the writes to a cache with the attention that reads
 them. Out: `claims` gives each of these operators its kernel. The kernels are Triton written by hand, not from tile
 programs: they start before the kernel in front of them ends and choose among several weights, which the tile dialect
@@ -9,16 +9,10 @@ does not say.
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable
-
-from torch import Tensor
 
 from tessera.executors.base import OperatorExecutor, register
 from tessera.executors.claim import claim_operators
-from tessera.executors.rows import limits
-from tessera.executors.rows.operators import OPERATORS, library
 from tessera.executors.rows.patterns.attention import Attention
 from tessera.executors.rows.patterns.cached_attention import joined
 from tessera.executors.rows.patterns.linear import Linears
@@ -26,20 +20,16 @@ from tessera.ir.equation import Equation
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops import quantized
+from tessera.ops.rows import limits
+from tessera.ops.rows.launch import kernel
+from tessera.ops.rows.operators import OPERATORS
 from tessera.torch_internals.operators import op_name
 
-_HOME = {"rows_linear": "linear", "quantized_linear": "linear"}  # others are attention's
 _WHY = {
     "rows_linear": "weights read once",
     "quantized_linear": "weights read once, as they are stored",
     "cache_write": "one row of every sequence",
 }
-
-
-@functools.cache
-def kernel(name: str) -> Callable:
-    """What launches an operator's kernel; Triton is imported only where one is wanted."""
-    return getattr(importlib.import_module(f"{__package__}.kernels.{_HOME.get(name, 'attention')}"), name)
 
 
 def decode(trace: Trace) -> Trace:
@@ -76,23 +66,3 @@ ROWS = OperatorExecutor(
     "rows", claims, why=why, rewrite=(("decode", decode),), finish=(("cached_attention", cached_attention),)
 )
 register(ROWS)
-
-
-# --- where the operators are called as such ---
-
-
-def _quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    """A layer in fewer bits that nobody compiled runs the same kernel."""
-    few = 0 < x.numel() // x.shape[-1] <= limits.ROWS and x.dtype in limits.DTYPES
-    run = kernel("quantized_linear") if few else quantized.quantized_linear
-    return run(x, weight, scale, bias, kind)
-
-
-def _cache_write(*args: object) -> None:
-    """`tessera.functional` calls the operator: a cache that is not written in place."""
-    kernel("cache_write")(*args)
-
-
-if limits.has_triton():
-    quantized.library.impl("quantized_linear", _quantized_linear, "CUDA")
-    library.impl("cache_write", _cache_write, "CUDA")

@@ -15,6 +15,7 @@ share it. `ops/fp8` says how far off the result may be.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
-from tessera.ir.types import size_hint
+from tessera.ir.types import settled, size_hint
 from tessera.ops.families import cast
 from tessera.ops.fp8 import FEW_ROWS, LARGEST, LEAST, WHOLE, scales_rows
 
@@ -83,11 +84,9 @@ def why_not(eqn: Equation, refusal: Callable[[torch.device], str]) -> str:
         return reason
     if x.dtype not in DTYPES:
         return f"its input is {x.type}; the product gives 16 bits"
-    rows = 1
-    for size in x.shape[:-1]:
-        rows *= size_hint(size)
-    if rows <= FEW_ROWS:
-        return f"over {rows} rows reading the weights is all the work"
+    rows = math.prod(x.shape[:-1])
+    if settled(rows <= FEW_ROWS):  # of a size that is open there may be many, whatever the first call had
+        return f"over {size_hint(rows)} rows reading the weights is all the work"
     for what, side in (("width", w.shape[1]), ("height", w.shape[0])):
         if not isinstance(side, int) or side % WHOLE:
             return f"the weight's {what} of {side} is no multiple of {WHOLE}"

@@ -94,7 +94,8 @@ class App:
         return guarded
 
     async def _body(self, request: Request) -> object:
-        return await body_of(request.headers, request.stream(), self.config.limits.body)
+        limits = self.config.limits
+        return await body_of(request.headers, request.stream(), limits.body, limits.body_seconds)
 
     # --- generating ---
 

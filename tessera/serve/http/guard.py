@@ -5,6 +5,7 @@ Keys are kept and compared as digests, in constant time, and never written anywh
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import sys
@@ -55,17 +56,24 @@ class Guard:
                 del self._running[who]
 
 
-async def body_of(headers: Mapping[str, str], stream: AsyncIterable[bytes], most: int) -> object:
-    """The body as JSON, never more of it than may be."""
+async def body_of(headers: Mapping[str, str], stream: AsyncIterable[bytes], most: int, seconds: float) -> object:
+    """The body as JSON, never more of it than may be, nor waited for longer."""
     too_large = BadRequest(f"expected a body of at most {most} bytes", status=413, code="body_too_large")
     stated = headers.get("content-length", "0")
     if stated.isdecimal() and int(stated) > most:
         raise too_large
     read = bytearray()
-    async for part in stream:
-        read += part
-        if len(read) > most:
-            raise too_large
+
+    async def whole() -> None:
+        async for part in stream:
+            read.extend(part)
+            if len(read) > most:
+                raise too_large
+
+    try:
+        await asyncio.wait_for(whole(), seconds)
+    except TimeoutError:
+        raise BadRequest(f"expected the whole body within {seconds:g} s", status=408, code="body_too_slow") from None
     try:
         body = json.loads(read)
         if b"\\ud" in read.lower():  # an escape may stand for half a character, which is no text

@@ -54,12 +54,13 @@ class Reply:
         self.id = f"{'chatcmpl' if chats else 'cmpl'}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self.choices = [Choice() for _ in range(count)]
-        self.prompt_tokens = self.new_tokens = 0
+        self.prompt_tokens = self.new_tokens = self.cached_tokens = 0
 
     @property
     def usage(self) -> Message:
         total = self.prompt_tokens + self.new_tokens
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.new_tokens, "total_tokens": total}
+        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.new_tokens, "total_tokens": total}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
 
     def _head(self, streamed: bool) -> Message:
         kind = "text_completion" if not self.chats else f"chat.completion{'.chunk' if streamed else ''}"
@@ -83,10 +84,15 @@ class Reply:
     def take(self, index: int, piece: Message) -> None:
         """News of one answer."""
         choice = self.choices[index]
+        self._count(piece)
         choice.text += str(piece["text"])
         choice.logprobs += piece["logprobs"]  # type: ignore[operator]
         choice.finish = FINISH.get(str(piece["finish"]), choice.finish)
+
+    def _count(self, piece: Message) -> None:
         self.new_tokens += int(piece["tokens"])  # type: ignore[call-overload]
+        if piece["finish"] and not piece["index"]:  # the first answer to a prompt
+            self.cached_tokens += int(piece["cached"])  # type: ignore[call-overload]
 
     def whole(self) -> Message:
         return {
@@ -114,7 +120,7 @@ class Reply:
 
     def chunk(self, index: int, piece: Message, usage: bool) -> bytes | None:
         """One piece as an event; None where it says nothing."""
-        self.new_tokens += int(piece["tokens"])  # type: ignore[call-overload]
+        self._count(piece)
         finish = FINISH.get(str(piece["finish"]))
         if not piece["text"] and not finish and not piece["logprobs"]:
             return None

@@ -13,13 +13,17 @@ from dataclasses import dataclass, field
 
 from tessera.serve.http.wire import Message
 
-IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+IGNORED = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls",
+)  # fmt: skip
 MESSAGE = ("role", "content", "name", "tool_call_id")  # what templates get
 # What asks for nothing may be sent; anything else in these fields is refused.
 NOTHING: dict[str, tuple] = {
     "best_of": (None, 1), "echo": (None, False), "suffix": (None, ""), "tools": (None, []), "functions": (None, []),
     "tool_choice": (None, "none", "auto"), "modalities": (None, ["text"]), "audio": (None,), "prediction": (None,),
-    "reasoning_effort": (None,), "web_search_options": (None,),
+    "reasoning_effort": (None,), "web_search_options": (None,), "function_call": (None, "none", "auto"),
+    "verbosity": (None, "medium"),
 }  # fmt: skip
 
 
@@ -36,6 +40,7 @@ class Limits:
     """The most that one request may ask for."""
 
     body: int = 4 << 20  # bytes
+    body_seconds: float = 30.0  # that may pass until they are there
     prompt: int = 1 << 20  # characters, or tokens
     prompts: int = 64
     max_tokens: int = 1 << 17

@@ -137,18 +137,18 @@ class Worker:
             while pieces:
                 piece = pieces.popleft()
                 if piece.tokens or piece.text or piece.finish:
-                    news.append(self._message(number, piece))
+                    news.append(self._message(number, piece, request.answers[0].cached or 0))
             if not request.left and not pieces:
                 self._streams.pop(number, None)
                 stream.close()
         if news:
             self.send(*news)
 
-    def _message(self, number: int, piece: Piece) -> Message:
+    def _message(self, number: int, piece: Piece, cached: int) -> Message:
         logprobs = [self._spelt(logprob) for logprob in piece.logprobs]
         return {
             "op": "piece", "id": number, "index": piece.index, "text": piece.text, "tokens": len(piece.tokens),
-            "logprobs": logprobs, "finish": piece.finish, "error": piece.error,
+            "logprobs": logprobs, "finish": piece.finish, "error": piece.error, "cached": cached,
         }  # fmt: skip
 
     def _spelt(self, logprob: Logprob) -> Message:

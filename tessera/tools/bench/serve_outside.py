@@ -118,7 +118,10 @@ def start(place: Place) -> Iterator[Measured]:
         model = network(LLAMA, place)
         model.config.eos_token_id = model.generation_config.eos_token_id = None  # type: ignore[union-attr]
         model.save_pretrained(folder)
-        engine = Engine(model, tokenizer=_tokenizer(folder), memory=place.small, longest=2048, **place.options)  # type: ignore[arg-type]
+        # Nothing is compiled for this process: the file's programs are.
+        engine = Engine(
+            model, tokenizer=_tokenizer(folder), memory=place.small, longest=2048, device=place.device, compiled=False
+        )
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         engine.export(artifact)
         del engine, model

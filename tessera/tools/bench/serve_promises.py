@@ -30,27 +30,29 @@ from tessera.tools.bench.serve_place import (
 
 
 def idle(place: Place) -> Iterator[Measured]:
-    steps = 100
     for name in (QWEN, LLAMA):
-        engine = built(network(name, place), place, 2048, most_running=64)
-        prompts = random_prompts([(place.count(512), 0)] * place.count(64))
-        streams = [engine.submit(prompt, max_tokens=1000, ignore_eos=True) for prompt in prompts]
-        while any(s.request.first_token is None for s in streams):
-            engine.step()
-        for _ in range(10):  # the size is captured
-            engine.step()
-        before, start = engine.metrics(), finish(place.device)
-        for _ in range(steps):
-            engine.step()
-        took, after = finish(place.device) - start, engine.metrics()
-        share = 100 * (after.device_idle - before.device_idle) / took
-        waits = 100 * (after.host_idle - before.host_idle) / took
-        note = f"{1e3 * took / steps:.2f} ms a step; the host waits {waits:.0f} %; {graphs(engine)}"
-        yield Measured("idle", name, share, "%", 3.0, False, 0.0, note)
-        for stream in streams:
-            stream.close()
-        del engine, streams
-        free()
+        yield _idle_of(name, place)
+        free()  # nothing of the first engine is left, whose cache had all the memory
+
+
+def _idle_of(name: str, place: Place, steps: int = 100) -> Measured:
+    engine = built(network(name, place), place, 2048, most_running=64)
+    prompts = random_prompts([(place.count(512), 0)] * place.count(64))
+    streams = [engine.submit(prompt, max_tokens=1000, ignore_eos=True) for prompt in prompts]
+    while any(s.request.first_token is None for s in streams):
+        engine.step()
+    for _ in range(10):  # the size is captured
+        engine.step()
+    before, start = engine.metrics(), finish(place.device)
+    for _ in range(steps):
+        engine.step()
+    took, after = finish(place.device) - start, engine.metrics()
+    share = 100 * (after.device_idle - before.device_idle) / took
+    waits = 100 * (after.host_idle - before.host_idle) / took
+    note = f"{1e3 * took / steps:.2f} ms a step; the host waits {waits:.0f} %; {graphs(engine)}"
+    for stream in streams:
+        stream.close()
+    return Measured("idle", name, share, "%", 3.0, False, 0.0, note)
 
 
 def repeats(place: Place) -> Iterator[Measured]:

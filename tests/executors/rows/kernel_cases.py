@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tessera
-from tessera.executors.rows import limits
-from tessera.executors.rows import operators as meaning
-from tessera.executors.rows.kernels import attention, linear
 from tessera.ops.quantized import quantized
+from tessera.ops.rows import limits
+from tessera.ops.rows import operators as meaning
+from tessera.ops.rows.kernels import attention, linear
 
 KINDS = ("", "int8", "int4", "fp8")
 FORMS = ("norm", "gate", "residual", "bias")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tessera.executors.rows.kernels.linear import rows_linear
 from tessera.ops import quantized as meaning
+from tessera.ops.rows.kernels.linear import rows_linear
 
 SIZES = ((1, 384, 40), (1, 1024, 32), (5, 384, 24), (2, 2176, 16))  # rows, columns, outputs
 

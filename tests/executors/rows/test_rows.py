@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tessera
-from tessera.executors.rows import limits
+from tessera.ops.rows import limits
 from tessera.tools.llama import Cache, Llama, LlamaConfig
 
 CONFIG = LlamaConfig(layers=2, width=256, heads=8, kv_heads=2, hidden=512, vocab=128)

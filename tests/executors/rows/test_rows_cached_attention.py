@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tessera
-from tessera.executors.rows import limits
+from tessera.ops.rows import limits
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from tessera.executors.rows.kernels import split_attention  # noqa: E402
-from tessera.executors.rows.kernels.gemv import gemv  # noqa: E402
-from tessera.executors.rows.kernels.skinny_gemm import skinny_gemm  # noqa: E402
+from tessera.ops.rows.kernels import split_attention  # noqa: E402
+from tessera.ops.rows.kernels.gemv import gemv  # noqa: E402
+from tessera.ops.rows.kernels.skinny_gemm import skinny_gemm  # noqa: E402
 
 LINEAR = 4 * 4 + 2 + 4 + 1
 CASES = LINEAR + 2 * 6 + 3 * 5 + 2 * 2 * 3

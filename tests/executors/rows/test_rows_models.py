@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tessera
-from tessera.executors.rows import limits
 from tessera.ir.trace import Trace
+from tessera.ops.rows import limits
 
 transformers = pytest.importorskip("transformers")
 

@@ -10,14 +10,14 @@ import torch
 from interpreted import run_interpreted
 from packed_cases import SIZES, check, product
 
-from tessera.executors.rows.kernels import linear
 from tessera.ops import quantized as meaning
+from tessera.ops.rows.kernels import linear
 
 triton = pytest.importorskip("triton")
 
 from test_rows_kernels import PLAIN, compiled  # noqa: E402
 
-from tessera.executors.rows.kernels.packed_gemm import packed_gemm  # noqa: E402
+from tessera.ops.rows.kernels.packed_gemm import packed_gemm  # noqa: E402
 
 OUTPUTS = 2 * sum(rows * n for rows, _, n in SIZES) + 32
 

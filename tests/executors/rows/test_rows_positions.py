@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tessera
-from tessera.executors.rows import limits
+from tessera.ops.rows import limits
 
 BATCH, HEADS, GROUPS, LENGTH, HEAD = 3, 4, 2, 16, 32
 EXECUTORS = ["rows", "tile", "sdpa", "aten"]

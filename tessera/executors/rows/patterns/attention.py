@@ -11,7 +11,6 @@ import math
 
 import torch
 
-from tessera.executors.rows import limits
 from tessera.executors.rows.patterns.cache import counts, is_position, update_of
 from tessera.executors.rows.patterns.heads import heads_of
 from tessera.executors.rows.patterns.match import Pattern
@@ -21,6 +20,7 @@ from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, size_key
+from tessera.ops.rows import limits
 
 tessera = torch.ops.tessera
 

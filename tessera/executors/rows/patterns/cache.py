@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import torch
 
-from tessera.executors.rows import limits
 from tessera.executors.rows.patterns.match import Pattern
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
+from tessera.ops.rows import limits
 from tessera.torch_internals.dispatch import DisableTorchDispatch
 
 

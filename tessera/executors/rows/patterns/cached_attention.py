@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from tessera.executors.rows.operators import PLAIN
 from tessera.ir.equation import Equation, Operator, Special, Value
 from tessera.ir.schema import schema_of
 from tessera.ir.trace import Trace
+from tessera.ops.rows.operators import PLAIN
 from tessera.passes.memory.alias import Roots, always_view, roots
 from tessera.torch_internals.operators import OpOverload
 

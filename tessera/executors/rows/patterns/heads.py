@@ -6,10 +6,10 @@ what the operators need to do them.
 
 from __future__ import annotations
 
-from tessera.executors.rows.operators import PLAIN
 from tessera.executors.rows.patterns.match import Pattern, pairs
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
+from tessera.ops.rows.operators import PLAIN
 
 
 def heads_of(p: Pattern, v: Value, batch: int) -> tuple[Value, tuple[Arg, ...]]:

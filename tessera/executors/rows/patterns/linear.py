@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.executors.rows import limits
 from tessera.executors.rows.patterns.match import Pattern, pairs
 from tessera.ir.equation import Equation, Value
 from tessera.ir.schema import bind
+from tessera.ops.rows import limits
 
 tessera = torch.ops.tessera
 

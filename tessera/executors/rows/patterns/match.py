@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from tessera.executors.rows.limits import DTYPES
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
+from tessera.ops.rows.limits import DTYPES
 from tessera.passes.clean.dce import dce
 from tessera.util.names import names
 

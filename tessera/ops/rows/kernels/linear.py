@@ -11,11 +11,11 @@ import math
 
 from torch import Tensor
 
-from tessera.executors.rows.kernels.gemv import gemv
-from tessera.executors.rows.kernels.packed_gemm import packed_gemm
-from tessera.executors.rows.kernels.skinny_gemm import skinny_gemm
-from tessera.executors.rows.limits import early, interpreted
 from tessera.ops.quantized import BITS, GROUP, TALL
+from tessera.ops.rows.kernels.gemv import gemv
+from tessera.ops.rows.kernels.packed_gemm import packed_gemm
+from tessera.ops.rows.kernels.skinny_gemm import skinny_gemm
+from tessera.ops.rows.limits import early, interpreted
 
 _GATE = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 

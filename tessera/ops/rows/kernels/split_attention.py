@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tessera.executors.rows.kernels.skinny_gemm import iota, left, tile
+from tessera.ops.rows.kernels.skinny_gemm import iota, left, tile
 
 LOG2E = tl.constexpr(1.4426950408889634)
 

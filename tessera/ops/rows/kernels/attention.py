@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from tessera.executors.rows.kernels import split_attention
-from tessera.executors.rows.limits import early, units
-from tessera.executors.rows.operators import PLAIN
+from tessera.ops.rows.kernels import split_attention
+from tessera.ops.rows.limits import early, units
+from tessera.ops.rows.operators import PLAIN
 
 
 def angles(cosine: Tensor | None, sine: Tensor | None, head: int, other: Tensor) -> tuple[Tensor, Tensor, int, int]:

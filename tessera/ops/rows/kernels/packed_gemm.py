@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tessera.executors.rows.kernels.gemv import activated, of_program
+from tessera.ops.rows.kernels.gemv import activated, of_program
 
 
 @triton.jit
