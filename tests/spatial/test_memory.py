@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
 from tessera.spatial.memory import canonical, exact
-from tessera.spatial.memory.allocate import allocate
+from tessera.spatial.memory.allocate import _greedy, _neighbours, _orders, _urgent, allocate
 from tessera.spatial.memory.check import Laid, LayoutError, check
 from tessera.spatial.memory.span import Span, pressure
 from tessera.util.errors import OptionError
@@ -70,6 +71,17 @@ def test_a_set_that_needs_more_than_lives_at_once() -> None:
     placed = allocate(spans)
     assert pressure(spans) == 128 and placed.height == 160 and placed.proven
     assert canonical.fit(spans, 128, 10_000) is None
+
+
+def test_buffers_that_stand_too_high_become_urgent() -> None:
+    lower = 0
+    for seed in range(20):
+        spans = random_spans(seed, 80)
+        before = min((_greedy(spans, order, _neighbours(spans)) for order in _orders(spans)), key=lambda p: p.height)
+        placed = _urgent(spans, _neighbours(spans), before, pressure(spans), random.Random(0), 120)
+        prove(spans, placed)
+        lower += placed.height < before.height
+    assert lower > 10
 
 
 def test_a_search_without_budget_says_so() -> None:

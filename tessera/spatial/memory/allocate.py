@@ -1,9 +1,9 @@
 """Addresses for buffers with lifetimes.
 
 In: sizes and lifetimes. Out: an address for each, so that buffers that live at the same time lie apart, and how many
-bytes that takes. Several orders of the greedy rule are tried, then a search that moves the buffers at fault to the
-front. What is still higher than it must be goes to CP-SAT where it is small and ortools is installed, and to the search
-over canonical layouts otherwise.
+bytes that takes. Several orders of the greedy rule are tried, then a search that moves a buffer at fault to the
+front, then one in which all at fault become more urgent from round to round. What is still higher than it must be goes
+to CP-SAT where it is small and ortools is installed, and to the search over canonical layouts otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tessera.spatial.memory import canonical, exact
 from tessera.spatial.memory.span import Span, pressure
 
 NODES = 20_000  # of the canonical search, all heights together: some seconds
+URGENCY = (0.1, 0.02, 0.005)  # how far a buffer that stands too high moves to the front at most, of all of them
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ def allocate(
         return best  # no layout fits
     if best.height > enough:
         best = _search(spans, order, neighbours, best, enough, random.Random(seed), tries)
+    if best.height > enough:
+        best = _urgent(spans, neighbours, best, enough, random.Random(seed), tries)
     if best.height > enough and len(spans) <= exact.LARGEST and exact.available():
         best = _solved(spans, goal, best)
     if best.height > enough and not best.proven and len(spans) <= canonical.LARGEST:
@@ -155,4 +158,29 @@ def _search(
             first = min(first, i, j)
         if (placed := _greedy(spans, other, neighbours, best, first)) is not None:
             best, order = placed, other
+    return best
+
+
+def _urgent(
+    spans: Sequence[Span], neighbours: list[list[int]], best: Placed, enough: int, chance: random.Random, tries: int
+) -> Placed:
+    """Whatever stands too high becomes more urgent, and all are placed anew; what is urgent stays so. How much more
+    decides how far a set gets, so several steps are tried from several orders."""
+    orders = _orders(spans)
+    ways = [(order, step) for step in URGENCY for order in (orders[0], orders[3])]
+    for order, step in ways:
+        urgency = [0.0] * len(spans)
+        for place, i in enumerate(order):
+            urgency[i] = float(-place)
+        for _ in range(max(tries // len(ways), 1)):
+            if best.height <= enough:
+                return best
+            order = sorted(range(len(spans)), key=lambda i: -urgency[i])  # noqa: B023
+            placed = _greedy(spans, order, neighbours)
+            assert placed is not None
+            if placed.height < best.height:
+                best = placed
+            for i, s in enumerate(spans):
+                if placed.addresses[i] + s.size > enough:
+                    urgency[i] += chance.random() * step * len(spans)
     return best
