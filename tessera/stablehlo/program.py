@@ -145,7 +145,7 @@ def load(
 
     def function(*args: object, **kwargs: object) -> object:
         leaves = structure.flatten(args, kwargs)
-        if recording() is not None:  # inside a transform: be traced as plain operations
+        if recording() is not None or torch.compiler.is_exporting():  # be traced as plain operations
             return structure.pack(imported.run(*imported.check(leaves)))
         return structure.pack(state.call(*leaves))
 

@@ -139,7 +139,7 @@ class Interpreter:
 
     def splat(self, row: Row, site: Site, operands: tuple[Splat, ...]) -> object:
         """An operation on numbers that are the same everywhere: once."""
-        recorded = recording() is not None
+        recorded = recording() is not None or torch.compiler.is_exporting()
         with disable_current_modes() if recorded else nullcontext():
             cpu = torch.device("cpu")
             out = row.run(site, *(Splat(x.number, (), x.element).tensor(cpu) for x in operands))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -208,3 +209,26 @@ def test_the_first_of_equal_ones_and_numbers_that_are_none() -> None:
 
     rows = [[1.0, 3.0, 3.0], [2.0, math.nan, 5.0], [-math.inf] * 3, [math.inf] * 3, [0.0, -0.0, 0.0]]
     check(tessera.from_jax(fn, normal(5, 3)), fn, jnp.array(rows))
+
+
+LEAVING = {
+    "mlp": (mlp, (LAYERS, normal(4, 16))),
+    "attention": (attention, (normal(1, 2, 8, 4),) * 3),
+    "convnet": (convnet, ([normal(3, 3, 3, 4), normal(3, 3, 4, 8), normal(8, 10)], normal(2, 8, 8, 3))),
+}
+
+
+@pytest.mark.parametrize("way", ["artifact", "onnx"])
+@pytest.mark.parametrize("name", LEAVING)
+def test_a_program_of_jax_leaves_as_a_file(name: str, way: str, tmp_path: Path) -> None:
+    fn, args = LEAVING[name]
+    given, wanted = tensors(args), tensors(fn(*args))
+    f = tessera.from_jax(fn, *args)
+    if way == "onnx":
+        pytest.importorskip("onnx")
+        net = tessera.onnx.load(tessera.onnx.export(f, given), compile=False)
+        out = net(*jax.tree_util.tree_leaves(given))
+    else:
+        tessera.export(f, given, tmp_path / "f.tess")
+        out = tessera.load(tmp_path / "f.tess", compile=False)(*given)
+    torch.testing.assert_close(out, wanted, atol=2e-5, rtol=2e-5)
