@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -52,6 +54,7 @@ class Bridge:
     contiguous: tuple[int, ...]  # cotangents that backward takes contiguous, however their results lie
     # Saved tensors, by position among them, that may lie in the memory of these results.
     shares: tuple[tuple[int, tuple[int, ...]], ...]
+    lacking: bool = False  # inputs that nobody knows any more may be None: autograd has no edge to them
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
@@ -96,6 +99,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             saved = out[results:]
             ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
             ctx.strides = [out[i].stride() for i in pulled]
+            ctx.edges = tuple(accumulate(map(_is_tensor, inputs), initial=0)) if plan.lacking else plan.edges
             for k in plan.contiguous:
                 ctx.strides[k] = contiguous_strides(out[pulled[k]].shape)
             if plan.passive:
@@ -124,7 +128,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             unreached = [missing.issuperset(reached) for reached in plan.reached] if missing else []
             for position, spared in zip(plan.wrt, unreached, strict=False):
                 if spared:
-                    leaf_hooks.spare(ctx.next_functions[plan.edges[position]][0])
+                    leaf_hooks.spare(edge_to(ctx, position))
             if len(missing) == len(seeds):
                 return tuple(aligned)
             grads = of_some(ctx, seeds) if missing and some_alone(missing) and not batched.active() else None
@@ -174,6 +178,17 @@ def with_grad(core: Callable) -> Callable:
             return core(*args)
 
     return call
+
+
+def edge_to(ctx: Any, i: int) -> Any:
+    """The node that made an input; None of one without a gradient, or that was not there."""
+    edges = ctx.edges
+    absent = ctx.next_functions[edges[i] :] == () or (i + 1 < len(edges) and edges[i] == edges[i + 1])
+    return None if absent else ctx.next_functions[edges[i]][0]
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x, torch.Tensor)
 
 
 def _moves(ct: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.runtime.autograd import Bridge
+from tessera.runtime.autograd import Bridge, edge_to
 from tessera.runtime.lent import borrow
 from tessera.runtime.proxies import Context
 from tessera.runtime.saved import Restore
@@ -34,10 +34,10 @@ class Derivative:
 
 
 class DoubleBackward:
-    def __init__(self, plan: Bridge, make: Callable[[Wanted, bool], Derivative]) -> None:
+    def __init__(self, plan: Bridge, make: Callable[[Wanted, bool], Derivative], written: frozenset[int]) -> None:
         """`make` compiles for cotangents that do or do not need gradients themselves, or are missing, and for gradients
-        that will or will not be differentiated again."""
-        self.plan, self.make = plan, make
+        that will or will not be differentiated again. `written`: inputs that the graph itself writes."""
+        self.plan, self.make, self.written = plan, make, written
         self.compiled: dict[tuple[Wanted, bool], Derivative] = {}
 
     def __call__(self, ctx: Context, restore: Restore, cts: list[torch.Tensor | None]) -> tuple:
@@ -68,9 +68,9 @@ class DoubleBackward:
         for s, place in zip(saved[len(plan.own) :], getattr(ctx, "proxied", ()), strict=True):
             inputs[plan.unsaved[place]] = s
         for i in plan.wrt:
-            if inputs[i] is None and (node := ctx.next_functions[plan.edges[i]][0]) is not None:  # type: ignore[attr-defined]
+            if inputs[i] is None and (node := edge_to(ctx, i)) is not None:
                 inputs[i] = getattr(node, "variable", None)  # of a leaf
-                lost -= {i} if inputs[i] is not None else set()
+                lost -= {i} - self.written if inputs[i] is not None else set()
         for i in lost & getattr(ctx, "lent", {}).keys():  # those too that only the next derivative reads
             if (x := borrow(ctx.lent[i])) is not None:  # type: ignore[attr-defined]
                 inputs[i] = x
@@ -78,7 +78,8 @@ class DoubleBackward:
         if missing := sorted(lost & derivative.reads):
             raise DoubleBackwardError(
                 f"expected the contents of the input {derivative.names[missing[0]]!r} of a compiled graph, which the "
-                "gradient of its gradient depends on, but its backward has no use for them and they were not saved; "
+                "gradient of its gradient depends on, but its backward has no use for them and they were not saved"
+                f"{', and the graph writes it' if missing[0] in self.written else ''}; "
                 "make it a leaf (requires_grad_()), or compile the function that computes the first gradient with "
                 "tessera.grad inside"
             )

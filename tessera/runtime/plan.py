@@ -110,6 +110,7 @@ def bridge_of(
         _merges(joint),
         _contiguous(joint),
         _shares(split, len(results), tensors, set(inputs)),
+        bool(given),
     )
 
 

@@ -90,6 +90,11 @@ class StepRun(Run):
 
     def backward_of(self, split: Split) -> Trace:
         """Backward with clipping and the update at its end."""
+        if self.joint.histories:
+            name = self.joint.histories[0].name
+            raise CaptureError(
+                f"the program writes {name} with what depends on parameters: the next step leads through it"
+            )
         of, grads = self.of, split.backward.outputs
         position = {i: k for k, i in enumerate(of.wrt)}
         self.with_grads = [i for i in of.wrt if isinstance(grads[position[i]], Value)]

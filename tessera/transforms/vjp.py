@@ -39,7 +39,8 @@ class Joint:
     values, that depend differentiably on `wrt`). Outputs: the primal outputs, then one gradient per `wrt`
     (None where nothing flows). `split` counts the equations of the forward. `carried` are the mutated inputs whose new
     values are among `pulled`: another one may come to hold an equal value, which is none of autograd's business. `tied`
-    are those of `wrt` that gradients depend on in name alone (`ops/tied.py`).
+    are those of `wrt` that gradients depend on in name alone (`ops/tied.py`). `histories` are the mutated inputs whose
+    new values depend differentiably on `wrt`, pulled or not.
     """
 
     trace: Trace
@@ -48,6 +49,7 @@ class Joint:
     split: int
     carried: tuple[Value, ...]
     tied: tuple[Value, ...] = ()
+    histories: tuple[Value, ...] = ()
 
 
 def vjp(
@@ -98,7 +100,8 @@ class _Reverse:
         mutations = {target: self.look(v) for target, v in self.trace.mutations.items()}
         joint = self.builder.finish([*outputs, *grads], mutations)
         carried = tuple(target for target, v in mutations.items() if v in pulled)
-        return Joint(joint, tuple(self.wrt), tuple(pulled), split, carried, _tied(joint, self.wrt))
+        histories = tuple(target for target, v in mutations.items() if v in self.active)
+        return Joint(joint, tuple(self.wrt), tuple(pulled), split, carried, _tied(joint, self.wrt), histories)
 
     def look(self, v: Value) -> Value:
         new = self.rename.get(v, v)

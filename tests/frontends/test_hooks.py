@@ -359,3 +359,30 @@ def test_a_hook_in_one_of_several_equal_blocks(place: str, pre: bool, calls: int
         return list(torch.autograd.grad(f(x).square().sum(), [x, *model.parameters()]))
 
     torch.testing.assert_close(observed(tessera.jit), observed(lambda m: m))
+
+
+@pytest.mark.parametrize("made", [lambda x: x[:-1], lambda x: x * 1, lambda x: x[:-1].reshape(-1)])
+def test_a_hook_that_is_set_after_a_graph_has_ended(made: Callable) -> None:
+    """What was computed from the tensor before the break leads through it, too."""
+
+    def hooked(x: torch.Tensor) -> torch.Tensor:
+        h = made(x)
+        y = 1 - h
+        x[0].item()
+        h.register_hook(lambda g: g * 10)
+        return y
+
+    def asked(x: torch.Tensor) -> torch.Tensor:
+        h = made(x)
+        y = h.sin().sum()
+        x[0].item()
+        return torch.autograd.grad(y, h, retain_graph=True)[0] + y
+
+    for f in (hooked, asked):
+        seen = []
+        for g in (f, tessera.jit(f)):
+            x = torch.arange(3.0, requires_grad=True)
+            out = g(x)
+            out.sum().backward()
+            seen.append((out, x.grad))
+        torch.testing.assert_close(seen[1], seen[0])

@@ -133,6 +133,13 @@ def others_show_hooks_the_same(case: Case) -> bool:
     return not case.refused and ": hook" in case.reason and case.given_by(case.others)
 
 
+def second_derivatives_lead_elsewhere(case: Case) -> bool:
+    """A formula that reads its result leads through the hooks of that result, one that reads its operands does not."""
+    lines = case.text.splitlines(keepends=True)
+    without = "".join(re.sub(r"^( *).*\.register_hook\(.*", r"\1pass", line) for line in lines)
+    return case.kind == "second" and ": hooks: " in case.reason and without != case.text and case.same_with(without)
+
+
 def module_hooks_hand_on_zeros(case: Case) -> bool:
     """Full backward hooks hand on zeros, or None to a function that makes zeros of it."""
     absent = "grad: expected None" in case.reason or ("grad: expected" in case.reason and "got None" in case.reason)
@@ -259,6 +266,12 @@ def a_checkpoint_that_failed_leaves_its_hooks(case: Case) -> bool:
     return left and case.eager.error is not None and "checkpoint(" in case.text
 
 
+def nobody_reads_what_no_kernel_computes(case: Case) -> bool:
+    """Eager has no kernel for the dtype; where nothing depends on the result, AOTAutograd's graph goes on, too."""
+    told = "not implemented for" in str(case.eager.error)
+    return told and str(case.eager.error) not in (str(case.ours.error), str(case.others.error))
+
+
 # --- Dynamo ---
 
 
@@ -281,6 +294,7 @@ LAWFUL: list[tuple[str, Callable[[Case], bool]]] = [
     ("node", others_show_hooks_the_same),
     ("written", a_checkpoint_is_refused),
     ("node", module_hooks_hand_on_zeros),
+    ("node", second_derivatives_lead_elsewhere),
     ("merged", apart_it_is_eagers),
     ("refused", tracing_refuses),
     ("beyond", finite_it_is_eagers),
@@ -297,6 +311,7 @@ LAWFUL: list[tuple[str, Callable[[Case], bool]]] = [
     ("beyond", factors_are_zeros),
     ("beyond", rounding_decides),
     ("node", gradients_lie_apart),
+    ("beyond", nobody_reads_what_no_kernel_computes),
     ("beyond", a_checkpoint_that_failed_leaves_its_hooks),
     ("dynamo", dynamo_differs),
 ]

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import tessera
 from tessera.pipeline import compilation as pipelines
 from tessera.store.program import COUNTS
+from tessera.util.errors import DoubleBackwardError
 
 PLAIN = ("sdpa", "aten")
 
@@ -499,3 +500,45 @@ def test_sizes_that_nothing_uses_are_not_read() -> None:
             sum(o.sin().sum() for o in first).backward()
             seen.append((first, x.grad))
         torch.testing.assert_close(*seen)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: x.prod(-1), lambda x: x.prod(-2)[torch.tensor([0, 1])], lambda x: x.sin() * x]
+)
+def test_contents_that_the_graph_wrote_over_are_not_taken_for_what_they_were(read: Callable) -> None:
+    """They are saved, or refused: never written over a second time."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.view(-1).view(-1, 1).data.add_(0.25)
+        return read(x)
+
+    expected = None
+    for g in (f, tessera.jit(f)):
+        x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+        out = g(x)
+        try:
+            (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        except DoubleBackwardError as error:
+            assert g is not f and "'x'" in str(error) and "the graph writes it" in str(error)
+            return
+        first.sum().backward()
+        expected = expected or (first, x.grad)
+        torch.testing.assert_close((first, x.grad), expected)
+
+
+def test_inputs_that_are_gone_have_no_edge() -> None:
+    """The statistics of `norm`, which nothing reads, are lost when the gradient is differentiated again."""
+    norm, layer = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        norm(x)
+        return layer(x) * 2
+
+    seen = []
+    for g in (f, tessera.jit(f)):
+        layer.zero_grad()
+        x = torch.arange(6.0).view(2, 3).requires_grad_() * 1
+        (first,) = torch.autograd.grad(g(x).square().sum(), x, create_graph=True)
+        first.sum().backward()
+        seen.append((first, layer.weight.grad, layer.bias.grad))
+    torch.testing.assert_close(seen[1], seen[0])

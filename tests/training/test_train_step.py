@@ -453,3 +453,35 @@ def test_a_loss_of_outputs_is_no_loss_of_a_model(loss: Callable) -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(OptionError, match="takes no model; expected lambda model, x, y"):
         tessera.train_step(model, loss, torch.optim.SGD(model.parameters()))
+
+
+class Remembering(nn.Module):
+    def __init__(self, cut):
+        super().__init__()
+        self.weight, self.cut = nn.Parameter(torch.tensor([1.0, -2.0])), cut
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        self.mean.lerp_(self.weight.detach() if self.cut else self.weight, 0.5)
+        return self.mean.sum() + self.weight.sum() + x.sum()  # nothing is saved: eager may go through it again
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_buffers_with_a_history_lead_into_earlier_steps(cut):
+    seen = []
+    for compiled in (False, True):
+        model = Remembering(cut)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        step = tessera.train_step(model, lambda m, x: m(x), optimizer)
+        for i in range(3):
+            x = torch.full((2,), float(i))
+            if compiled:
+                step(x)
+            else:
+                optimizer.zero_grad()
+                model(x).backward()
+                optimizer.step()
+        if compiled:
+            assert bool(step.in_parts) is not cut
+        seen.append((model.weight, model.mean))
+    assert_close(seen[1], seen[0])

@@ -8,7 +8,9 @@ refused; the graph then runs eagerly, and is right.
 
 from __future__ import annotations
 
+import linecache
 import re
+from traceback import FrameSummary
 
 import torch
 
@@ -20,6 +22,7 @@ from tessera.ir.record import recording
 from tessera.ir.trace import Trace
 from tessera.util.errors import CaptureError
 
+_DEF = re.compile(r"\s*(async\s+)?def\s")
 _ASKS = re.compile(r"register_(multi_grad_)?hook|retain_grad|autograd\.grad")
 
 
@@ -78,21 +81,41 @@ def _behind(eqn: Equation, before: Value, after: Value) -> Equation:
 
 
 def check_between_results(gm: torch.fx.GraphModule) -> None:
-    """Refuse a graph that ends where its program asks for the gradient of one of its results by another, or by an
-    argument that it wrote, or sets a hook on one of several: compiled, the results of a graph do not know of each
-    other, and one node stands for them all."""
+    """Refuse a graph that ends in a function that asks for the gradient of one of its results by another, or by an
+    argument that it wrote, or sets a hook on one of several, there or later: compiled, the results of a graph do not
+    know of each other, and one node stands for them all."""
     ended = getattr(gm, "compile_subgraph_reason", None)
     if ended is None or not getattr(ended, "graph_break", False):
         return
-    lines = [frame.line or "" for frame in ended.user_stack]
-    told = (str(ended.reason), *lines)
-    unknown = not all(lines)  # there is no source
+    functions = list(map(_function_around, ended.user_stack))
+    told = (str(ended.reason), *functions)
+    unknown = not all(functions)  # there is no source
     asks = unknown or any(map(_ASKS.search, told))
     sets_hook = unknown or any("hook" in text for text in told)
     results = _results(gm)
     depends = _depend(gm, results) or any(map(_keeps_history, gm.graph.nodes))
     if asks and (depends or (sets_hook and len(results) > 1) or written_arguments(gm)):
         raise CaptureError("the program asks for gradients between results of this graph; it runs eagerly")
+
+
+def _function_around(frame: FrameSummary) -> str:
+    """The text of the function in which a line stands, or of its whole file."""
+    lines = linecache.getlines(frame.filename)
+    if not frame.line or frame.lineno is None or frame.lineno > len(lines):
+        return ""
+    place = frame.lineno - 1
+    begins = [i for i in range(place, -1, -1) if _DEF.match(lines[i]) and _indent(lines[i]) < _indent(lines[place])]
+    first = begins[0] if begins else 0
+    ends = (
+        i
+        for i in range(place + 1, len(lines))
+        if begins and lines[i].strip() and _indent(lines[i]) <= _indent(lines[first])
+    )
+    return "".join(lines[first : next(ends, len(lines))])
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _results(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
