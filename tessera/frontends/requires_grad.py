@@ -20,9 +20,11 @@ import torch
 
 from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import Builder
+from tessera.ir.call import is_call
 from tessera.ir.equation import NO_GRAD, Equation, Value, values_in
 from tessera.ir.fake import shows_argument
 from tessera.ir.record import recorder_of, recording
+from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.torch_internals.autograd import TensorBase
 from tessera.torch_internals.fake import FakeTensor
@@ -46,9 +48,22 @@ def with_history(
             continue
         unheard = NO_GRAD in eqn.tags or not grad
         silent = unheard and not shows_argument(eqn)  # a view requires gradients if its base does
-        if keeps or not (silent or aten_name(eqn.op) == "detach"):
+        if is_call(eqn) and not unheard:
+            carrying.update(_given_by_body(eqn, carrying))
+        elif keeps or not (silent or aten_name(eqn.op) == "detach"):
             carrying.update(v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable)
     return carrying
+
+
+def _given_by_body(eqn: Equation, carrying: set[Value]) -> set[Value]:
+    """The results of a call that its body makes of operands with a history."""
+    body, operands = eqn.args[0], eqn.args[1:]
+    if not isinstance(body, Trace):
+        return {v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable}
+    begun = ((v, x in carrying or None) for v, x in zip(body.inputs, operands, strict=True))
+    inner = with_history(begun, body.equations)
+    pairs = zip(eqn.outputs, body.outputs, strict=True)
+    return {v for v, made in pairs if v is not None and isinstance(made, Value) and made in inner}
 
 
 @dataclass(frozen=True)
