@@ -79,12 +79,24 @@ def _with_different_arguments(apply: Callable) -> Callable:
     ends the graph there. A view of the tensor, in its second place, has a gradient of its own."""
 
     def call_apply(self: Any, tx: Any, args: list, kwargs: dict) -> object:
+        if VERSION < (2, 12) and _marks_dirty(self.fn_cls):
+            _unimplemented(
+                gb_type="an autograd.Function that marks arguments dirty",
+                context=f"call_apply {self}",
+                explanation="This version of TorchDynamo would lose the history of an argument that it wrote.",
+                hints=["The function runs eagerly; from PyTorch 2.12 on it does not."],
+            )
         if torch.is_grad_enabled():
             seen: list[object] = []
             args = [_different(tx, x, seen) for x in args]
         return apply(self, tx, args, kwargs)
 
     return call_apply
+
+
+def _marks_dirty(function: Any) -> bool:
+    codes = (getattr(method, "__code__", None) for method in (function.forward, function.setup_context))
+    return any("mark_dirty" in code.co_names for code in codes if code is not None)
 
 
 def _different(tx: Any, x: Any, seen: list[object]) -> object:

@@ -475,3 +475,20 @@ def test_a_body_that_hands_on_what_it_closes_over():
         assert_close(got, want)
         assert got.requires_grad == want.requires_grad
         assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_checkpoint_gives_a_history_where_its_result_has_one(frontend: str, used: bool) -> None:
+    weight = torch.ones(2, requires_grad=True)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        scaled = x * weight
+        return scaled if used else x * 1
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(body, x, use_reentrant=False)
+        return y * 2 if y.requires_grad else y * 3
+
+    x = torch.ones(2)
+    torch.testing.assert_close(tessera.jit(f, frontend=frontend)(x), f(x))
