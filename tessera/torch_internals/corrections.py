@@ -27,6 +27,7 @@ _context = owner_of("torch._dynamo.variables.misc.AutogradFunctionContextVariabl
 _tensor = owner_of(
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_requires_grad", "gradients that torch.func asks for"
 )
+_hooks = owner_of("torch._dynamo.variables.tensor.TensorVariable._method_register_hook", "hooks set in a forward")
 _unimplemented = symbol("torch._dynamo.exc.unimplemented", _WHY)
 _guards = owner_of(
     "torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT", "modules of one class, of which some have hooks"
@@ -47,6 +48,8 @@ def correct_dynamo() -> None:
         config.skip_tensor_guards_with_matching_dict_tags = False
     _replace(_function, "call_apply", _with_different_arguments)
     _replace(_tensor, "method_attr_requires_grad", _with_transforms)
+    if VERSION < (2, 13):
+        _replace(_hooks, "_method_register_hook", _with_hooks_outside)
     _replace(_context, "call_method", _with_fixed_results)
     _replace(_guards, "EMPTY_NN_MODULE_HOOKS_DICT", _with_hooks_of_arguments)
     _replace(_effects, "codegen_hooks", _with_hooks_before_writes)
@@ -108,6 +111,23 @@ def _different(tx: Any, x: Any, seen: list[object]) -> object:
         return x.call_method(tx, "view_as", [x], {})
     seen.append(value)
     return x
+
+
+def _with_hooks_outside(register: Callable) -> Callable:
+    """A hook on what the program computes: before 2.13 Dynamo loses it under no_grad and in bodies of operators,
+    and moves what it closes over before its maker. The graph ends there, and the hook is set on a tensor."""
+
+    def _method_register_hook(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> object:
+        if self.source is None:
+            _unimplemented(
+                gb_type="a hook on a tensor that the program computes",
+                context=f"{name} {self}",
+                explanation="This version of TorchDynamo does not always keep such a hook.",
+                hints=["PyTorch 2.13 compiles it with the program."],
+            )
+        return register(self, tx, name, *args, **kwargs)
+
+    return _method_register_hook
 
 
 def _with_transforms(read: Callable) -> Callable:
