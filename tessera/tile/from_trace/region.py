@@ -43,7 +43,7 @@ from tessera.tile.rewrites.one_hot import one_hot
 ROUNDS = 4  # how often axes may be cut before that is given up
 # Reads of a region, in all and for each operand. A cat of cats reads the innermost once for every way to it, which are
 # twice as many with each.
-MOST_READS, READS_EACH = 1024, 8
+MOST_READS, READS_EACH = 128, 8
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def test_refused(name: str, compile: bool) -> None:  # noqa: A002
     with pytest.raises(OnnxError, match=expected):
         net = tessera_onnx.load(made, compile=compile)
         net(*[torch.ones(4)] * len(net.input_names))
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < (10 if compile else 5)  # a bomb takes minutes; the compiler may share its core
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
 
 
