@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from tessera.ir.alias import KEEP_GRAD
+from tessera.ir.alias import KEEP_GRAD, followed
 from tessera.ir.builder import Builder
 from tessera.ir.call import is_call
-from tessera.ir.equation import NO_GRAD, Equation, Value, values_in
+from tessera.ir.equation import NO_GRAD, Equation, Value
 from tessera.ir.fake import shows_argument
 from tessera.ir.record import recorder_of, recording
 from tessera.ir.trace import Trace
@@ -44,7 +44,7 @@ def with_history(
     carrying = {v for v, x in tensors if x is True or (isinstance(x, torch.Tensor) and _FLAG.__get__(x))}
     for eqn in equations:
         keeps = eqn.op is KEEP_GRAD  # its history is that of its first argument, in whatever mode
-        if not any(v in carrying for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
+        if not any(v in carrying for v in followed(eqn)):
             continue
         unheard = NO_GRAD in eqn.tags or not grad
         silent = unheard and not shows_argument(eqn)  # a view requires gradients if its base does

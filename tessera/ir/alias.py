@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from tessera.ir.builder import Builder, aten, emit
-from tessera.ir.equation import NO_GRAD, Arg, Special, Value, values_in
+from tessera.ir.equation import NO_GRAD, Arg, Equation, Special, Value, values_in
 from tessera.ir.fake import rule_of
 from tessera.ir.schema import bind, schema_of
 from tessera.ir.types import size_key
@@ -292,6 +292,11 @@ def _keep_grad(old: torch.Tensor, new: torch.Tensor, tangent: bool = False) -> t
 
 
 KEEP_GRAD = Special("keep_grad", _keep_grad)
+
+
+def followed(eqn: Equation) -> list[Value]:
+    """The operands whose history the results have."""
+    return values_in(eqn.args[:1]) if eqn.op is KEEP_GRAD else eqn.inputs()
 
 
 def keep_grad(old: Value, new: Value, tangent: bool = False) -> Value:

@@ -9,7 +9,7 @@ differentiated again (`create_graph`), `again` runs in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -99,7 +99,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             saved = out[results:]
             ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
             ctx.strides = [out[i].stride() for i in pulled]
-            ctx.edges = tuple(accumulate(map(_is_tensor, inputs), initial=0)) if plan.lacking else plan.edges
+            ctx.edges = edges_to(isinstance(x, torch.Tensor) for x in inputs) if plan.lacking else plan.edges
             for k in plan.contiguous:
                 ctx.strides[k] = contiguous_strides(out[pulled[k]].shape)
             if plan.passive:
@@ -180,15 +180,14 @@ def with_grad(core: Callable) -> Callable:
     return call
 
 
+def edges_to(tensors: Iterable[bool]) -> tuple[int, ...]:
+    """Of each input, how many tensors stand before it, and how many there are: autograd counts nothing else."""
+    return tuple(accumulate(map(int, tensors), initial=0))
+
+
 def edge_to(ctx: Any, i: int) -> Any:
     """The node that made an input; None of one without a gradient, or that was not there."""
-    edges = ctx.edges
-    absent = ctx.next_functions[edges[i] :] == () or (i + 1 < len(edges) and edges[i] == edges[i + 1])
-    return None if absent else ctx.next_functions[edges[i]][0]
-
-
-def _is_tensor(x: object) -> bool:
-    return isinstance(x, torch.Tensor)
+    return None if ctx.edges[i] == ctx.edges[i + 1] else ctx.next_functions[ctx.edges[i]][0]
 
 
 def _moves(ct: torch.Tensor) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import torch
 
@@ -21,7 +20,7 @@ from tessera.ir.types import TensorType
 from tessera.passes.clean.cse import key_of
 from tessera.passes.clean.known import Given
 from tessera.passes.memory.alias import roots
-from tessera.runtime.autograd import Bridge
+from tessera.runtime.autograd import Bridge, edges_to
 from tessera.runtime.call import Layout
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.transforms.remat import Split
@@ -290,9 +289,7 @@ def positions_read(trace: Trace) -> frozenset[int]:
 
 
 def edges(inputs: Sequence[Value]) -> tuple[int, ...]:
-    """Of each input, how many tensors stand before it: autograd counts nothing else."""
-    tensors = (int(isinstance(v.type, TensorType)) for v in inputs)
-    return tuple(accumulate(tensors, initial=0))[:-1]
+    return edges_to(isinstance(v.type, TensorType) for v in inputs)
 
 
 def _influences(joint: Joint, split: Split, given: tuple[Given, ...]) -> set[Value]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.ir.alias import KEEP_GRAD
+from tessera.ir.alias import followed
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, substitute, values_in
@@ -113,7 +113,7 @@ class _Reverse:
     def forward(self, eqn: Equation) -> None:
         if self.rename:
             eqn = eqn.substitute(self.rename)
-        wanted = [v for v in dict.fromkeys(_followed(eqn)) if v in self.active]
+        wanted = [v for v in dict.fromkeys(followed(eqn)) if v in self.active]
         if not wanted or NO_GRAD in eqn.tags or not any(v.is_differentiable for v in eqn.results()) or stops(eqn):
             self.builder.append(eqn)
             if wanted and NO_GRAD in eqn.tags and not stops(eqn) and shows_argument(eqn, self.builder.mode):
@@ -182,7 +182,7 @@ class _Reverse:
         cts = [self.cts.get(v) for v in eqn.results()]
         reached = not self.reached.isdisjoint(eqn.results())
         if reached:
-            self.reached.update(v for v in _followed(eqn) if v in self.active)
+            self.reached.update(v for v in followed(eqn) if v in self.active)
         # A user's function makes zeros of gradients that are not there; an operator gives none in its turn.
         if all(ct is None for ct in cts) and not (reached and eqn.op is AUTOGRAD_FUNCTION):
             if isinstance(how, Generator):
@@ -260,11 +260,6 @@ class _Reverse:
         ct = cast(ct, v.dtype)
         before = self.cts.get(v)
         self.cts[v] = ct if before is None else aten.add(before, ct)
-
-
-def _followed(eqn: Equation) -> list[Value]:
-    """The operands whose history the results have."""
-    return values_in(eqn.args[:1]) if eqn.op is KEEP_GRAD else eqn.inputs()
 
 
 def _tied(trace: Trace, wrt: list[Value]) -> tuple[Value, ...]:
