@@ -77,8 +77,9 @@ class Executable:
     def join(self, *runs: Callable) -> Callable:
         """Programs as one call. Kept apart from them, so that a profiler can join others that do the same."""
         layout, plan = self.ends.layout, self.ends.bridge
-        again = None if plan is None else DoubleBackward(plan, self.derivative, frozenset(self.ends.written))
-        core = runs[0] if plan is None else bridge(runs[0], runs[1], plan, again)
+        core = runs[0]
+        if plan is not None:
+            core = bridge(*runs, plan, DoubleBackward(plan, self.derivative, frozenset(self.ends.written)))
         if self.enables_grad:  # views that it gives back have histories too
             return with_grad(build_call(core, layout, torch.no_grad()(self.eager), guarded=plan is None))
         return build_call(core, layout, self.eager, guarded=plan is None)
