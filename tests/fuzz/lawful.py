@@ -133,6 +133,12 @@ def a_checkpoint_runs_on_what_was_written(case: Case) -> bool:
     return asked and case.given_by(run(kept, EAGERLY))
 
 
+def others_gradients_do_not_fit_either(case: Case) -> bool:
+    """`out=` under no_grad changed the shape of a tensor that has a history: some of eager's formulas do not notice."""
+    told = "returned an invalid gradient at index"
+    return "out=" in case.text and all(told in str(ran.error) for ran in (case.ours, case.others))
+
+
 # --- one node ---
 
 
@@ -307,6 +313,7 @@ LAWFUL: list[tuple[str, Callable[[Case], bool]]] = [
     ("written", all_that_is_saved_is_looked_at),
     ("written", others_are_refused_too),
     ("written", recomputing_is_refused),
+    ("written", others_gradients_do_not_fit_either),
     ("node", others_show_hooks_the_same),
     ("written", a_checkpoint_is_refused),
     ("written", a_checkpoint_runs_on_what_was_written),
