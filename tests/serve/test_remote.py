@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tessera.serve.http.remote import EngineError, Remote
+from tessera.serve.http.errors import HttpError
+from tessera.serve.http.remote import Remote
 from tessera.serve.http.wire import Message
 
 SUBMIT: Message = {"op": "submit", "settings": {"n": 2}}
@@ -26,7 +27,7 @@ def test_a_full_engine_is_not_asked() -> None:
         remote._take({"op": "ready", "longest": 64, "room": 3})
         first = asyncio.create_task(anext(remote.messages(SUBMIT)))
         await settled()
-        with pytest.raises(EngineError, match="2 sequences are waiting or computed; at most 3 may") as raised:
+        with pytest.raises(HttpError, match="2 sequences are waiting or computed; at most 3 may") as raised:
             await anext(remote.messages(SUBMIT))
         assert raised.value.status == 429 and len(told) == 1
         asked = asyncio.create_task(remote.ask({"op": "tokenize"}))  # takes nobody's place
@@ -42,7 +43,7 @@ def test_a_full_engine_is_not_asked() -> None:
             "tokenize",
             "submit",
         ]  # what has ended is not cancelled
-        assert (await first)["index"] == 0
+        assert (await first)[1]["index"] == 0
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         assert told[-1] == {"op": "cancel", "id": 3}
@@ -75,8 +76,8 @@ def test_a_step_that_hangs_is_noticed_though_others_still_speak(monkeypatch: pyt
     async def play() -> None:
         remote = Remote({}, stuck=0.5)
         keeper = asyncio.create_task(remote.run())
-        with pytest.raises(EngineError, match="ended while it worked") as raised:
-            async for message in remote.messages({"op": "submit", "settings": {"n": 1}}):
+        with pytest.raises(HttpError, match="ended while it worked") as raised:
+            async for _, message in remote.messages({"op": "submit", "settings": {"n": 1}}):
                 assert message["op"] == "began"
         assert raised.value.status == 503 and not remote.ready.is_set()
         await asyncio.wait_for(remote.ready.wait(), 60)  # another process starts

@@ -20,14 +20,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tessera.serve.http import schema
+from tessera.serve.http.errors import HttpError
 from tessera.serve.http.exposition import Exposition
 from tessera.serve.http.guard import Guard, body_of, log_access
-from tessera.serve.http.remote import EngineError, Remote
-from tessera.serve.http.replies import Reply, error_body, event
-from tessera.serve.http.schema import Asked, BadRequest, Limits
+from tessera.serve.http.remote import Remote
+from tessera.serve.http.replies import Reply, event
+from tessera.serve.http.schema import Asked, Limits
 from tessera.serve.http.wire import Message
 
-RETRY = "1"  # seconds after which a refused request may come again
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 Pieces = AsyncGenerator[tuple[int, Message], None]
@@ -39,6 +39,9 @@ class Config:
 
     model: str
     version: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grace: float = 30.0  # seconds in which what runs may end when the server is told to stop
     keys: tuple[str, ...] = ()
     per_key: int = 1024  # requests of one key under way
     limits: Limits = field(default_factory=Limits)
@@ -108,8 +111,7 @@ class App:
         return await self._generate(request, asked, chats=True)
 
     async def _generate(self, request: Request, asked: Asked, chats: bool) -> Response:
-        n = int(asked.settings.get("n", 1))  # type: ignore[call-overload]
-        reply = Reply(chats, asked.model, n * len(asked.prompts), asked.settings["logprobs"] is not None)
+        reply = Reply(chats, asked.model, asked.n * len(asked.prompts), asked.settings["logprobs"] is not None)
         headers = {"x-ignored-fields": ", ".join(asked.ignored)} if asked.ignored else {}
         pieces = self._pieces(asked, reply, request.state.salt)
         if asked.stream:
@@ -138,51 +140,27 @@ class App:
                     if (chunk := reply.chunk(index, piece, asked.usage)) is not None:
                         yield chunk
             yield reply.closing(asked.usage)
-        except EngineError as error:
-            yield event(error_body(str(error), error.status))
+        except HttpError as error:
+            yield event(error.body)
         finally:
             told |= reply.usage
 
     async def _pieces(self, asked: Asked, reply: Reply, salt: str) -> Pieces:
         """Pieces of all answers to all prompts, as they come."""
-        n = int(asked.settings.get("n", 1))  # type: ignore[call-overload]
         shared = {
             "op": "submit", "settings": asked.settings, "deadline": asked.timeout, "priority": asked.priority,
             "salt": salt, "most": self.config.limits.max_tokens,
         }  # fmt: skip
-        queue: asyncio.Queue[tuple[int, Message] | Exception | None] = asyncio.Queue(64)
-
-        async def pump(place: int, prompt: Message) -> None:
-            try:
-                left = n
-                async with contextlib.aclosing(self.remote.messages({**shared, **prompt})) as messages:
-                    async for message in messages:
-                        if message["op"] == "began":
-                            reply.prompt_tokens += int(message["prompt_tokens"])  # type: ignore[call-overload]
-                            continue
-                        _whole(message)
-                        await queue.put((place * n + int(message["index"]), message))  # type: ignore[call-overload]
-                        left -= message["finish"] is not None
-                        if not left:
-                            break
-                await queue.put(None)
-            except EngineError as error:
-                await queue.put(error)
-
-        tasks = [asyncio.create_task(pump(i, prompt)) for i, prompt in enumerate(asked.prompts)]
-        try:
-            ended = 0
-            while ended < len(tasks):
-                item = await queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                ended += item is None
-                if item is not None:
-                    yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        left = asked.n * len(asked.prompts)
+        async with contextlib.aclosing(self.remote.messages(*({**shared, **one} for one in asked.prompts))) as messages:
+            async for place, message in messages:
+                if message["op"] == "began":
+                    reply.prompt_tokens += int(message["prompt_tokens"])  # type: ignore[call-overload]
+                    continue
+                yield place * asked.n + int(message["index"]), message  # type: ignore[call-overload]
+                left -= message["finish"] is not None
+                if not left:
+                    return
 
     # --- the rest ---
 
@@ -202,18 +180,12 @@ class App:
 
     async def model(self, request: Request) -> Response:
         if request.path_params["name"] != self.config.model:
-            raise BadRequest(f"there is no model {request.path_params['name']!r}", "model", 404, "model_not_found")
+            raise HttpError(f"there is no model {request.path_params['name']!r}", "model", 404, "model_not_found")
         return JSONResponse(self._model())
 
     def _model(self) -> Message:
-        length = self.remote.about.get("longest")
-        return {
-            "id": self.config.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "tessera",
-            "max_model_len": length,
-        }
+        kind = {"id": self.config.model, "object": "model", "created": 0, "owned_by": "tessera"}
+        return {**kind, "max_model_len": self.remote.about.get("longest")}
 
     async def health(self, request: Request) -> Response:
         """Is the server alive? An engine that starts again does not make it less so."""
@@ -229,17 +201,6 @@ class App:
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": self.config.version})
-
-
-def _whole(message: Message) -> None:
-    """Ends that are no answers are errors."""
-    match message["finish"]:
-        case "error":
-            raise EngineError(str(message["error"]), 500)
-        case "deadline":
-            raise EngineError("the request's timeout has passed", 408)
-        case "cancelled":
-            raise EngineError("the request was cancelled", 503)
 
 
 async def _chained(first: tuple[int, Message] | None, rest: Pieces) -> Pieces:
@@ -283,19 +244,13 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 def _refusal(error: Exception) -> Response:
     """An error in OpenAI's form."""
-    match error:
-        case BadRequest():
-            status, body = error.status, error_body(str(error), error.status, error.param, error.code)
-        case EngineError():
-            status, body = error.status, error_body(str(error), error.status, error.param)
-        case ClientDisconnect():
-            return Response(status_code=499)
-        case _:
-            status, body = 500, error_body(f"{type(error).__name__}: {error}", 500)
-    return JSONResponse(body, status, {"retry-after": RETRY} if status in (429, 503) else None)
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)
+    told = error if isinstance(error, HttpError) else HttpError(f"{type(error).__name__}: {error}", status=500)
+    return JSONResponse(told.body, told.status, told.headers)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    body = error_body(f"{request.method} {request.url.path}: there is no such endpoint", status)
-    return JSONResponse(body, status, getattr(error, "headers", None))
+    told = HttpError(f"{request.method} {request.url.path}: there is no such endpoint", status=status)
+    return JSONResponse(told.body, status, getattr(error, "headers", None))

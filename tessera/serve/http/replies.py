@@ -19,13 +19,6 @@ FINISH = {"stop": "stop", "length": "length"}  # other ends are errors
 DONE = b"data: [DONE]\n\n"
 
 
-def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> Message:
-    kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "invalid_request_error"}
-    kinds |= {408: "timeout_error", 413: "invalid_request_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 def event(data: Message) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
