@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,15 @@ _RANGES = {
     "min_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "n": (1, None), "logprobs": (0, None),
     "prompt_logprobs": (0, None),
 }  # fmt: skip
+
+
+def check_ranges(given: Mapping[str, Any], ranges: Mapping[str, tuple[float, float | None]]) -> None:
+    """Refuse options that are less than their least, or more than their most."""
+    for name, (least, most) in ranges.items():
+        value = given[name]
+        if value is not None and not (value >= least and (most is None or value <= most)):
+            span = f"at least {least}" if most is None else f"{least} to {most}"
+            raise OptionError(f"{name}: expected {span}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -77,10 +86,7 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not (value >= least and (most is None or value <= most)):
-                raise OptionError(f"{name}: expected {_span(least, most)}, got {value!r}")
+        check_ranges(vars(self), _RANGES)
         if not self.repetition_penalty > 0:
             raise OptionError(f"repetition_penalty: expected more than 0, got {self.repetition_penalty!r}")
         if self.top_p == 0:
@@ -119,10 +125,6 @@ class Sampling:
         for name in ("logit_bias", "allowed", "stop_tokens"):
             if wrong := [token for token in getattr(self, name) or () if not 0 <= token < vocabulary]:
                 raise OptionError(f"{name}: expected tokens from 0 to {vocabulary - 1}, got {wrong[0]}")
-
-
-def _span(least: float, most: float | None) -> str:
-    return f"at least {least}" if most is None else f"{least} to {most}"
 
 
 @dataclass
@@ -208,20 +210,10 @@ def guided(rows: Rows, draws: Sequence[Draw], device: torch.device | str = "cpu"
     some = [i for i, draw in enumerate(draws) if draw.guide is not None]
     if not some:
         return rows
-    places = torch.tensor(some, pin_memory=torch.device(device).type == "cuda").to(device, non_blocking=True)
-    return replace(rows, guided=(places, _masks([draws[i] for i in some], device)))
-
-
-def _masks(draws: Sequence[Draw], device: torch.device | str) -> Tensor:
-    """A mask for each of these rows: those of one answer are places after its guesses, of which the last has all."""
-    asked: dict[Guide, tuple[int, ...]] = {}
-    for draw in draws:
-        assert draw.guide is not None
-        asked[draw.guide] = draw.guesses
-    masks = masks_of(list(asked.items()), pinned=torch.device(device).type == "cuda")
-    ends = dict(zip(asked, itertools.accumulate(len(guesses) + 1 for guesses in asked.values()), strict=True))
-    places = [ends[d.guide] - 1 - len(asked[d.guide]) + len(d.guesses) for d in draws if d.guide is not None]
-    return (masks if len(places) == len(masks) else masks[places]).to(device, non_blocking=True)
+    pinned = torch.device(device).type == "cuda"
+    masks = masks_of([(draws[i].guide, draws[i].guesses) for i in some], pinned)  # type: ignore[misc]
+    places = torch.tensor(some, pin_memory=pinned)
+    return replace(rows, guided=tuple(x.to(device, non_blocking=True) for x in (places, masks)))  # type: ignore[arg-type]
 
 
 def _signed(seed: int) -> int:

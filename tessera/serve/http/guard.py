@@ -63,15 +63,12 @@ async def body_of(headers: Mapping[str, str], stream: AsyncIterable[bytes], most
     if stated.isdecimal() and int(stated) > most:
         raise too_large
     read = bytearray()
-
-    async def whole() -> None:
-        async for part in stream:
-            read.extend(part)
-            if len(read) > most:
-                raise too_large
-
     try:
-        await asyncio.wait_for(whole(), seconds)
+        async with asyncio.timeout(seconds):
+            async for part in stream:
+                read.extend(part)
+                if len(read) > most:
+                    raise too_large
     except TimeoutError:
         raise HttpError(f"expected the whole body within {seconds:g} s", status=408, code="body_too_slow") from None
     try:

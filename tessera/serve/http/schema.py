@@ -49,7 +49,6 @@ class Limits:
 class Asked:
     """A request that was understood."""
 
-    model: str
     prompts: list[Message]  # each `prompt` or `messages`
     settings: Message
     stream: bool = False
@@ -93,10 +92,14 @@ def _settings(limits: Limits) -> dict[str, Callable[[object], bool]]:
 class Reader:
     """One body, read field by field; what is left in the end is unknown."""
 
-    def __init__(self, body: object, limits: Limits):
+    def __init__(self, body: object, served: str, limits: Limits, *given: str):
+        """`given` are fields that somebody else reads."""
         if not isinstance(body, Mapping):
             raise HttpError("expected a JSON object")
-        self.body, self.limits, self.left = body, limits, set(body)
+        self.body, self.limits, self.left = body, limits, set(body) - set(given)
+        name = self.take("model", lambda v: isinstance(v, str), "a text")
+        if name is not None and name != served:
+            raise HttpError(f"model: there is {served!r}, and no {name!r}", "model", 404, "model_not_found")
 
     def take(self, name: str, right: Callable[[object], bool], what: str | None = None) -> object:
         """The field's value, or None; refused unless `right`."""
@@ -157,7 +160,7 @@ class Reader:
             and all(str(k).isascii() and str(k).isdecimal() and len(str(k)) < 10 and right(v) for k, v in value.items())
         )
 
-    def asked(self, model: str, prompts: list[Message], settings: Message) -> Asked:
+    def asked(self, prompts: list[Message], settings: Message) -> Asked:
         """The rest of the body; nothing may be left that is not known."""
         stream = bool(self.take("stream", _flag))
         options = self.take(
@@ -172,19 +175,13 @@ class Reader:
         timeout = self.take("timeout", _number(0.001, self.limits.timeout))
         for name, harmless in NOTHING.items():
             self.take(name, lambda v, harmless=harmless: v in harmless, "nothing, since it is not supported")
-        return Asked(model, prompts, settings, stream, usage, priority, timeout, self.done())  # type: ignore[arg-type]
+        return Asked(prompts, settings, stream, usage, priority, timeout, self.done())  # type: ignore[arg-type]
 
     def done(self) -> list[str]:
         """Refuse what nobody has read; the fields that are ignored."""
         if unknown := sorted(self.left - set(IGNORED), key=str):
             raise HttpError(f"unknown field {unknown[0]!r}", str(unknown[0]), code="unknown_parameter")
         return sorted(self.left)
-
-    def model(self, served: str) -> str:
-        name = self.take("model", lambda v: isinstance(v, str), "a text")
-        if name is not None and name != served:
-            raise HttpError(f"model: there is {served!r}, and no {name!r}", "model", 404, "model_not_found")
-        return served
 
 
 _STREAMED = ("include_usage", "include_obfuscation")
@@ -254,9 +251,7 @@ def messages_of(value: object, limits: Limits) -> list[Message]:
 
 def tokens_of(body: object, served: str, limits: Limits) -> Message:
     """`/tokenize`: a prompt or messages."""
-    reader = Reader(body, limits)
-    reader.model(served)
-    reader.left -= {"prompt", "messages"}
+    reader = Reader(body, served, limits, "prompt", "messages")
     reader.done()
     if "messages" in reader.body:
         return messages_of(reader.body["messages"], limits)[0]
@@ -268,8 +263,7 @@ def tokens_of(body: object, served: str, limits: Limits) -> Message:
 
 def text_of(body: object, served: str, limits: Limits) -> Message:
     """`/detokenize`: tokens."""
-    reader = Reader(body, limits)
-    reader.model(served)
+    reader = Reader(body, served, limits)
     what = f"a list of at most {limits.prompt} tokens"
     tokens = reader.take("tokens", _tokens(limits.prompt), what)
     reader.done()
@@ -280,20 +274,16 @@ def text_of(body: object, served: str, limits: Limits) -> Message:
 
 def completion(body: object, served: str, limits: Limits) -> Asked:
     """`/v1/completions`."""
-    reader = Reader(body, limits)
-    model = reader.model(served)
-    reader.left.discard("prompt")
+    reader = Reader(body, served, limits, "prompt")
     prompts = prompts_of(reader.body.get("prompt"), limits)
     settings = {"max_tokens": 16, **reader.settings()}
     settings["logprobs"] = reader.take("logprobs", _number(0, limits.logprobs, True))
-    return reader.asked(model, prompts, settings)
+    return reader.asked(prompts, settings)
 
 
 def chat(body: object, served: str, limits: Limits) -> Asked:
     """`/v1/chat/completions`."""
-    reader = Reader(body, limits)
-    model = reader.model(served)
-    reader.left.discard("messages")
+    reader = Reader(body, served, limits, "messages")
     prompts = messages_of(reader.body.get("messages"), limits)
     settings = reader.settings()
     wanted = reader.take("logprobs", _flag)
@@ -301,4 +291,4 @@ def chat(body: object, served: str, limits: Limits) -> Asked:
     if top is not None and not wanted:
         raise HttpError("top_logprobs: expected only with logprobs", "top_logprobs")
     settings["logprobs"] = (top or 0) if wanted else None
-    return reader.asked(model, prompts, settings)
+    return reader.asked(prompts, settings)

@@ -7,6 +7,7 @@ anything to compute, and sends. When the server goes, so does this process.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import BinaryIO
 
 import torch
 
@@ -37,8 +39,10 @@ _TUPLES = ("stop", "stop_tokens", "allowed", "choices")
 
 
 class Worker:
-    def __init__(self, engine: Engine, sock: socket.socket):
-        self.engine, self.sock = engine, sock
+    """`heard` is what the server says over `sock`."""
+
+    def __init__(self, engine: Engine, sock: socket.socket, heard: BinaryIO):
+        self.engine, self.sock, self.heard = engine, sock, heard
         self._streams: dict[int, Stream] = {}
         self._news = threading.Event()
         self._sending = threading.Lock()
@@ -54,7 +58,7 @@ class Worker:
 
     def read(self) -> None:
         """Until the server goes."""
-        while (message := receive(self.sock)) is not None:
+        while (message := receive(self.heard)) is not None:
             self._handle(message)
             self._news.set()
         self._left = True
@@ -170,7 +174,8 @@ def _field(text: str, message: Message) -> str | None:
 
 def main() -> int:
     sock = socket.socket(fileno=int(sys.argv[1]))
-    options = receive(sock)
+    heard = sock.makefile("rb")
+    options = receive(heard)
     if options is None:
         return 0
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)  # 1024 without it; read at the first product
@@ -182,14 +187,12 @@ def main() -> int:
         sock.sendall(pack({"op": "failed", "error": str(error)}))
         return 2
     gc.freeze()  # the model and the compiler stay: to walk over them again would make everybody wait for 0.3 s
-    worker = Worker(engine, sock)
+    worker = Worker(engine, sock, heard)
     room = engine.scheduler.most_running + engine.scheduler.most_waiting
     worker.send({"op": "ready", "longest": engine.longest, "room": room})
     threading.Thread(target=worker.read, daemon=True).start()
-    try:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server has gone
         worker.run()
-    except (BrokenPipeError, ConnectionResetError):
-        return 0  # the server has gone
     return 0
 
 
