@@ -213,12 +213,14 @@ def counting(forward: Forward, partition: Partition, options: Options, account: 
     return PartRun("counts", partition.of(trace, pins).trace, options).compiled(account)
 
 
-def with_counts(values: Sequence[Value], batch: Sequence[Tensor], count: int, counts: Program | None) -> list[Tensor]:
-    """The batch, and behind it the means over its microbatches of what counts."""
+def with_counts(
+    values: Sequence[Value], batch: Sequence[Tensor], count: int, counts: Program | None, buffers: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """The batch, and behind it the means over its microbatches of what counts, by the buffers that counting reads."""
     if counts is None:
         return list(batch)
     parts = [x.chunk(count) if x.ndim else (x,) * count for x in batch]
-    each = zip(*(counts.run(*xs) for xs in zip(*parts, strict=True)), strict=True)
+    each = zip(*(counts.run(*xs, *buffers) for xs in zip(*parts, strict=True)), strict=True)
     means = [torch.stack([*xs]).to(v.dtype).mean(0) for v, xs in zip(values[len(batch) :], each, strict=True)]
     return [*batch, *means]
 

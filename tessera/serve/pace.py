@@ -4,8 +4,8 @@ In: how long steps took. Out: tokens. A step is taken to last  base + token * to
 pair is a token and one before it that it looks at: far into a long text, attention takes longer than all else. `base`
 is what steps without prompts take. The other two are fitted to the latest steps, by the share of each that they miss:
 so a step which took strangely long tells little. Older steps count less. If the latest step took longer than the fit
-says, so will the next ones. A step of prompts takes no less than its launch: where it took no longer than the shortest,
-more tokens fit.
+says, so will the next ones; each that keeps the time which is asked takes some of that doubt away. A step of prompts
+takes no less than its launch: where it took no longer than the shortest, more tokens fit.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Pace:
             return
         expected = self._token * tokens + self._pair * pairs
         if seconds <= self.seconds and 0 < expected < TOLD * self.seconds:
-            self._measured = max(self._measured, tokens)
+            self._measured, self._late = max(self._measured, tokens), math.sqrt(self._late)
             return
         took = max(seconds - self._base * decodes, seconds / 2)
         if decodes:

@@ -115,7 +115,7 @@ def _keys(args: Namespace) -> int:
     return 0
 
 
-INSPECT = Command("show what an artifact holds", _inspect_arguments, _inspect)
-VERIFY = Command("check an artifact's hashes and signatures", _path, _verify)
-SIGN = Command("sign an artifact", _path, _sign)
-KEYS = Command("your key, and the keys whose artifacts you trust", _keys_arguments, _keys)
+INSPECT = Command(_inspect_arguments, _inspect)
+VERIFY = Command(_path, _verify)
+SIGN = Command(_path, _sign)
+KEYS = Command(_keys_arguments, _keys)

@@ -61,4 +61,4 @@ def _clear(args: Namespace) -> int:
     return 0
 
 
-COMMAND = Command("list, measure or clear the kernels and schedules kept on disk", arguments, run)
+COMMAND = Command(arguments, run)

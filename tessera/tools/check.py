@@ -105,4 +105,4 @@ def arguments(parser: ArgumentParser) -> None:
     )
 
 
-COMMAND = Command("check what a script compiles against float64, and name what is wrong", arguments, run)
+COMMAND = Command(arguments, run)

@@ -44,4 +44,4 @@ def run(args: Namespace) -> int:
     return 0
 
 
-COMMAND = Command("say what to change in a spatial machine for a model", arguments, run)
+COMMAND = Command(arguments, run)

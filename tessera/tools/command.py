@@ -1,4 +1,4 @@
-"""The shape of a subcommand: a line of help, its arguments, and what runs and gives the exit code.
+"""The shape of a subcommand: its arguments, and what runs and gives the exit code. Its line of help stands in `cli.py`.
 
 Every command takes `--json`: the same facts for a program, alone on standard output. What a user gets wrong is
 raised as a `TesseraError` or `OSError`, which the command line turns into one line and exit code 2.
@@ -23,7 +23,6 @@ from tessera.util.errors import OptionError
 class Command:
     """One entry of the command line."""
 
-    help: str
     arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace], int]
 

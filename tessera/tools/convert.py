@@ -106,4 +106,4 @@ def _onnx_file(source: str, dynamic: Sizes) -> tuple[Any, tuple, Sizes]:
 
 Reader = Callable[[str, Sizes], tuple[Any, tuple, Sizes]]
 SOURCES: dict[str, Reader] = {".pt2": _exported, ".py": _script, ".onnx": _onnx_file}
-COMMAND = Command("turn a model from a file into an artifact or an ONNX file", arguments, run)
+COMMAND = Command(arguments, run)

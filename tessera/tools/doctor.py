@@ -122,4 +122,4 @@ def run(args: Namespace) -> int:
     return int(any(check.ok is False for check in results))
 
 
-COMMAND = Command("check the installation and the machine", json_argument, run)
+COMMAND = Command(json_argument, run)

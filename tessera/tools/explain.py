@@ -42,4 +42,4 @@ def run(args: Namespace) -> int:
     return session.exit_code
 
 
-COMMAND = Command("run a script and explain graphs, breaks, recompiles, fusion, memory and the floor", arguments, run)
+COMMAND = Command(arguments, run)

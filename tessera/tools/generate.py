@@ -56,4 +56,4 @@ def run(args: Namespace) -> int:
     return 0
 
 
-COMMAND = Command("what a model goes on to say, written as it comes", arguments, run)
+COMMAND = Command(arguments, run)

@@ -36,4 +36,4 @@ def run(args: Namespace) -> int:
     return 0
 
 
-COMMAND = Command("a machine's numbers and their sources", arguments, run)
+COMMAND = Command(arguments, run)

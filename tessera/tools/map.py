@@ -66,4 +66,4 @@ def _cut(given: list[str]) -> dict[str, int] | None:
     return {word: int(count) for word, _, count in words} or None
 
 
-COMMAND = Command("compile a model for every core of a spatial machine", arguments, run)
+COMMAND = Command(arguments, run)

@@ -173,4 +173,4 @@ def short(place: str) -> str:
     return place.removeprefix(_ROOT)
 
 
-COMMAND = Command("where each rule of an operator stands", arguments, run)
+COMMAND = Command(arguments, run)

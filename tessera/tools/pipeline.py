@@ -27,4 +27,4 @@ def run(args: Namespace) -> int:
     return 0
 
 
-COMMAND = Command("the stages of a compilation, as the compiler has them", arguments, run)
+COMMAND = Command(arguments, run)

@@ -60,4 +60,4 @@ def _find(args: Namespace) -> tuple[Case | None, int]:
     return None, len(graphs)
 
 
-COMMAND = Command("write a small script that shows the first failure of a script", arguments, run)
+COMMAND = Command(arguments, run)

@@ -72,8 +72,4 @@ def check_states(session: Session) -> None:
         raise OptionError(f"{session.script} compiled nothing: it calls neither torch.compile nor tessera.jit")
 
 
-COMMAND = Command(
-    "run a script with every torch.compile and tessera.jit in it going through Tessera, or an .onnx or .tess file",
-    script_arguments,
-    run,
-)
+COMMAND = Command(script_arguments, run)

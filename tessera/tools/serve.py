@@ -101,4 +101,4 @@ def run(args: Namespace) -> int:
     return 0
 
 
-COMMAND = Command("a model behind OpenAI's endpoints", arguments, run)
+COMMAND = Command(arguments, run)

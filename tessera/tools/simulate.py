@@ -87,4 +87,4 @@ def random_inputs(types: list[TensorType], seed: int) -> list[torch.Tensor]:
     return inputs
 
 
-COMMAND = Command("run a program for a spatial machine, to the cycle", arguments, run)
+COMMAND = Command(arguments, run)

@@ -109,4 +109,4 @@ def _results(kernel: KernelOp, sizes: dict[str, int]) -> list[dict]:
     ]
 
 
-COMMAND = Command("run passes over tile kernels, or the kernels themselves", arguments, run)
+COMMAND = Command(arguments, run)

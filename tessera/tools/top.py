@@ -83,4 +83,4 @@ def run(args: Namespace) -> int:
     return 0
 
 
-COMMAND = Command("what a server does now", arguments, run)
+COMMAND = Command(arguments, run)

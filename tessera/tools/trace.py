@@ -71,4 +71,4 @@ def _show(args: Namespace, stages: list[Stage]) -> int:
     return 0
 
 
-COMMAND = Command("print or save the program of a stage of what a script compiled", arguments, run)
+COMMAND = Command(arguments, run)

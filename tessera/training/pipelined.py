@@ -121,7 +121,7 @@ class PipelinedStep(ShardedStep):
 def _over_all(forward: Forward) -> Forward:
     """Means of the loss are over what counts in all microbatches."""
     loss = forward.outputs[loss_place(forward)]
-    found = counted(forward.trace, forward.batch, loss)
+    found = counted(forward.trace, forward.batch, loss, forward.buffers.values())
     if found is None:
         return forward
     more = found.trace.inputs[len(forward.trace.inputs) :]
@@ -145,6 +145,8 @@ class _Program:
         self.loss = compilation.places[loss_place(forward)]
         mutated = {t for program in stages.programs.values() for t in program.mutations}
         homes = {t: part[1] for part, program in stages.programs.items() for t in program.mutations}
+        counts = forward.counts.inputs if forward.counts is not None else ()
+        self.counted = [n for v in counts for n, buffer in forward.buffers.items() if v is buffer]
         self.written = {n: schedule.home[homes[v]] for n, v in pipeline.buffers.items() if v in mutated}
 
     def again(self) -> _Program:
@@ -160,7 +162,8 @@ class _Program:
         sums = {values[n]: part_of(g) for n in of.own if (g := params[n].grad) is not None}
         with below_autograd():
             count, draws = of.piped.schedule.microbatches, of.executable.draws
-            given = with_counts(of.pipeline.batch, batch, count, of.executable.counts)
+            read = [buffers[n] for n in self.counted]
+            given = with_counts(of.pipeline.batch, batch, count, of.executable.counts, read)
             batches = microbatches(of.pipeline.batch, given, count, draws, self.channel)
             for _ in self.worker.run(held, batches, sums if step.settings.calls else {}):
                 raise AssertionError("a channel between processes waits for what comes")

@@ -100,7 +100,9 @@ class Ranks:
             whole = [torch.cat([part.chunk(count)[m] for part in x.chunk(ranks)]) for x in batch]
             envs.append({v: in_step.cut(x, v.type.placement) for v, x in zip(values, whole, strict=False)})
         if counts is not None:
-            each = zip(*(in_step.run(counts.trace, list(env.values())) for env in envs), strict=True)
+            names = [v.name for v in counts.trace.inputs[len(batch) :]]  # buffers that it reads
+            buffers = [self.weights[v] for name in names for v in self.weights if v.name == name]
+            each = zip(*(in_step.run(counts.trace, [*env.values(), *buffers]) for env in envs), strict=True)
             for v, parts in zip(values[len(batch) :], each, strict=True):
                 mean = torch.stack([xs[0] for xs in parts]).to(v.dtype).mean(0)
                 for env in envs:

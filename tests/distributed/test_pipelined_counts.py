@@ -35,14 +35,25 @@ def masked(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
     return (each * mask).sum() / mask.sum().clamp(min=1) + 0.1 * logits.square().mean()
 
 
-LOSSES = {"by class": by_class, "weighted": weighted, "masked": masked}
+def with_buffers(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    """Weights of classes are a buffer of the model, and so is which words count."""
+    logits = model(ids)
+    counts = F.embedding(labels.clamp(min=0), model.counts[:, None])[..., 0] * (labels >= 0)
+    each = F.cross_entropy(logits.transpose(1, 2), labels.clamp(min=0), reduction="none")
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weight=model.weight)
+    return loss + (each * counts).sum() / counts.sum()
 
 
-@pytest.mark.parametrize("words", [("1f1b",), ("zero3", "1f1b")], ids="·".join)
+LOSSES = {"by class": by_class, "weighted": weighted, "masked": masked, "with buffers": with_buffers}
+
+
+@pytest.mark.parametrize("words", [("1f1b",), ("zero3", "1f1b"), ("tensor", "1f1b")], ids="·".join)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 def test_means_over_what_counts(loss, words: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     model, batches, plan = GPT(2).double(), ignored(2), plan_of(words)
+    model.register_buffer("weight", WEIGHT)
+    model.register_buffer("counts", (WEIGHT > 1).double())
     mine = train_mesh(model, loss, batches, dict.fromkeys(plan, 2), plan)
     assert_equal(mine, train_whole(model, loss, batches, "adam", None))
 

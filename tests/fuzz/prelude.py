@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from types import CellType, FunctionType
 
 import torch
 import torch.nn.functional as F
@@ -138,6 +139,16 @@ def called(fn: Callable, *args: object, use_reentrant: bool) -> object:  # noqa:
     return fn(*args)
 
 
+def on_copies(fn: Callable, *args: object, use_reentrant: bool) -> object:  # noqa: ARG001
+    """The same on copies of all that it reads, which nobody can write later."""
+
+    def copied(x: object) -> object:
+        return x.clone() if isinstance(x, Tensor) else x
+
+    cells = tuple(CellType(copied(cell.cell_contents)) for cell in fn.__closure__ or ())
+    return FunctionType(fn.__code__, fn.__globals__, closure=cells)(*map(copied, args))
+
+
 LOG: list[tuple[str, Tensor]] = []  # what hooks were called with
 
 # A compiled graph is one node to autograd, which tells what lies before it of a gradient that did not come: None.
@@ -174,7 +185,7 @@ NAMES: dict[str, object] = {
     "torch": torch, "F": F, "nn": nn, "math": math, "copy": copy, "nan": math.nan, "inf": math.inf,
     "checkpoint": checkpoint, **DTYPES,
     **{f.__name__: f for f in (
-        t, floats, loss, backward, outs, total, Scale, Gate, Cube, Over, called, note, note_half, double, note_module,
-        add_one, note_parameter,
+        t, floats, loss, backward, outs, total, Scale, Gate, Cube, Over, called, on_copies, note, note_half, double,
+        note_module, add_one, note_parameter,
     )},
 }  # fmt: skip

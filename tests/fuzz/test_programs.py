@@ -141,6 +141,17 @@ def scenario():
     backward(out)
     see(x=x)
 """
+RUNS_AGAIN = """
+def program(x, w):
+    y = checkpoint(lambda z: (z * w).exp(), x, use_reentrant=False)
+    w.clamp_(-1, 1)
+    return y.sum()
+def scenario():
+    f = compiled(program)
+    x, w = t(4, seed=38).requires_grad_(), t(4, seed=144)
+    backward(f(x, w))
+    see(x=x)
+"""
 READS_NO_PRODUCT = """
 def program(x, w):
     y = F.linear(x, w)
@@ -161,6 +172,7 @@ def scenario():
         (MULTIPLIES_TWICE, "jit", "merged"),
         (RECOMPUTES, "tile", "written"),
         (RECOMPUTES, "jit", "same"),
+        (RUNS_AGAIN, "jit", "written"),
         (READS_NO_PRODUCT, "jit", "beyond"),
         (READS_NO_PRODUCT.replace("return x * 2", "return y"), "jit", "same"),
     ],

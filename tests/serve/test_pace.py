@@ -9,7 +9,7 @@ import pytest
 
 from tessera.serve.cache import Cache
 from tessera.serve.pace import Pace
-from tessera.serve.scheduler import Answer, Batch, Scheduler
+from tessera.serve.scheduler import Answer, Batch, Scheduler, Work
 
 LONG, STREAMS, ASKED = 32768, 32, 0.05
 
@@ -66,7 +66,7 @@ def test_a_long_prompt_keeps_the_asked_time(pair: float, launch: float) -> None:
         device.step()
     for number in (100, 101):
         took = device.whole(number)
-        assert max(took) <= 1.2 * ASKED and sum(took) <= 1.5 * alone
+        assert max(took) <= 1.25 * ASKED and sum(took) <= 1.5 * alone
 
 
 @pytest.mark.parametrize("pair", [1e-9, 2.6e-9, 8e-9])
@@ -90,6 +90,20 @@ def test_a_step_that_took_strangely_long_is_soon_forgotten() -> None:
     pace.took(0.005, True, [(21_000, 64)])
     pace.took(0.045, True, [(21_064, 1000)])
     assert pace.tokens(22_000, pace.room) > 0.7 * before
+
+
+def test_a_slow_first_step_of_others_is_forgotten_by_the_next_prompt() -> None:
+    """Kernels that were not ready delay the prompts of streams. Only steps that decode come between that and a long
+    prompt, whose first pieces are too small to tell anything."""
+    device = Simulated(1.9e-9, 0.026)
+    alone = sum(device.whole(1))
+    for i in range(STREAMS):
+        device.scheduler.add(Answer(i + 3, [1] * 64, 4000))
+    for _ in range(20):
+        device.step()
+    device.scheduler.took(1.0, Batch([Work(Answer(2, [1] * 64, 1), 0, (1,) * 64, True)] * STREAMS, [], []))
+    took = device.whole(100)
+    assert max(took) <= 1.2 * ASKED and sum(took) <= 1.5 * alone
 
 
 def test_layers_that_look_a_little_back_cost_the_same_everywhere() -> None:

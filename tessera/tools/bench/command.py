@@ -75,4 +75,4 @@ def run(args: Namespace) -> int:
     return int(args.check and outcome.missed)
 
 
-COMMAND = Command("measure Tessera against its peers", arguments, run)
+COMMAND = Command(arguments, run)

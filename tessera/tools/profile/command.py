@@ -53,4 +53,4 @@ def run(args: Namespace) -> int:
     return session.exit_code
 
 
-COMMAND = Command("run a script and measure every equation of what it compiled, against the roofline", arguments, run)
+COMMAND = Command(arguments, run)

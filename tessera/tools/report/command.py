@@ -31,4 +31,4 @@ def run(args: Namespace) -> int:
     return session.exit_code
 
 
-COMMAND = Command("run a script and write an HTML report of everything it compiled", arguments, run)
+COMMAND = Command(arguments, run)

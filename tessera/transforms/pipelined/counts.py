@@ -1,13 +1,14 @@
 """Means over what counts: in a pipeline they are divided by the count of the whole batch, not of a microbatch's own.
 
-In: a loss over a microbatch, and which inputs are its batch. Out: the same loss with one more input for each count, its
-mean over all microbatches, and the program that counts in one of them. Then the mean of the microbatches' losses is the
-loss of the whole batch, and so are gradients, however labels that are ignored lie.
+In: a loss over a microbatch, which inputs are its batch, and which are buffers. Out: the same loss with one more input
+for each count, its mean over all microbatches, and the program that counts in one of them. Then the mean of the
+microbatches' losses is the loss of the whole batch, and so are gradients, however labels that are ignored lie.
 
     aten.div(sum, count)            ->  aten.div(sum, count_of_all)
     aten.cross_entropy_loss(x, y)   ->  that times count / count_of_all; nothing where nothing counts
 
-A count is a sum or mean that the batch alone decides. Where all microbatches have as many, nothing changes by a bit.
+A count is a sum or mean that the batch alone decides, or it and buffers that nobody writes. Where all microbatches have
+as many, nothing changes by a bit.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.ir.builder import Builder, aten
+from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value, map_values
-from tessera.ir.mode import mode_of
 from tessera.ir.replay import sweep
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -40,36 +41,28 @@ class Counted:
     counts: Trace  # of a microbatch
 
 
-def counted(trace: Trace, batch: Sequence[Value], loss: Value) -> Counted | None:
-    """None where no count is the batch's."""
-    makers, known = trace.makers(), _of_batch(trace, batch)
-    means = set(_means(loss, makers, known))
-    if not means:
-        return None
-    rewrite = _Rewrite(trace, makers, known)
-    for eqn in trace.equations:
-        rewrite.equation(eqn, eqn in means)
+def counted(trace: Trace, batch: Sequence[Value], loss: Value, buffers: Collection[Value] = ()) -> Counted | None:
+    """None where no count is the batch's. `buffers` are inputs that all stages have, such as weights of classes."""
+    given = [*batch, *(v for v in buffers if v not in trace.mutations)]
+    rewrite = _Rewrite(trace, loss, _of_batch(trace, given))
+    here = rewrite.run()
     if not rewrite.counts:
         return None
-    here = trace.with_(
-        inputs=(*trace.inputs, *rewrite.counts),
-        equations=tuple(rewrite.builder.equations),
-        outputs=map_values(trace.outputs, rewrite.now),
-        mutations={t: rewrite.now(v) for t, v in trace.mutations.items()},
-    )
-    known = _of_batch(here, batch)
+    known = _of_batch(here, given)
     counts = here.with_(
         name="counts",
-        inputs=tuple(batch),
+        inputs=tuple(given),
         equations=tuple(eqn for eqn in here.equations if known.issuperset(eqn.results())),
         outputs=tuple(rewrite.counts.values()),
         mutations={},
     )
-    return Counted(here, sweep(counts))
+    counts = sweep(counts)
+    read = {v for eqn in counts.equations for v in eqn.inputs()}
+    return Counted(here, counts.with_(inputs=(*batch, *(v for v in given[len(batch) :] if v in read))))
 
 
 def _of_batch(trace: Trace, batch: Sequence[Value]) -> set[Value]:
-    """What the batch alone decides."""
+    """What some inputs alone decide."""
     known = {*batch, *trace.constants}
     for eqn in trace.equations:
         if all(v in known for v in eqn.inputs()) and not draws(eqn.op, eqn.args, eqn.kwargs):
@@ -100,32 +93,30 @@ def _ignores(eqn: Equation, known: Collection[Value]) -> bool:
 
 
 class _Rewrite:
-    def __init__(self, trace: Trace, makers: Mapping[Value, Equation], known: Collection[Value]) -> None:
-        self.makers, self.known = makers, known
-        self.builder = Builder(trace.name, mode_of(trace))
-        self.builder.reserve(trace.values())
-        self.builder.constants.update(trace.constants)
-        self.builder.symbols.update(trace.symbols)
+    def __init__(self, trace: Trace, loss: Value, known: Collection[Value]) -> None:
+        self.rewrite = Rewrite(trace)
+        self.means = {eqn.out for eqn in _means(loss, self.rewrite.makers, known)}
         self.counts: dict[Value, Value] = {}  # of all microbatches, and which it is in each
-        self.env: dict[Value, Value] = {}
 
-    def now(self, v: Value) -> Value:
-        return self.env.get(v, v)
+    def run(self) -> Trace:
+        for eqn in self.rewrite:
+            if not eqn.many and eqn.out in self.means:
+                with self.rewrite.at(eqn):
+                    self.mean(eqn)
+        return self.rewrite.finish(inputs=(*self.rewrite.trace.inputs, *self.counts))
 
-    def equation(self, eqn: Equation, is_mean: bool) -> None:
-        eqn = eqn.substitute(self.env)
-        with self.builder, self.builder.at(eqn):
-            if is_mean and eqn.opname == "div" and (count := self.over_all(eqn.inputs()[1], eqn.out)) is not None:
-                eqn = eqn.with_(args=(eqn.args[0], count, *eqn.args[2:]))
-            self.builder.equations.append(eqn)
-            if is_mean and eqn.opname != "div":
-                self.env[eqn.out] = self.shared(eqn)
+    def mean(self, eqn: Equation) -> None:
+        if eqn.opname != "div":
+            self.rewrite.keep(eqn)
+            self.rewrite.rename(eqn.out, self.shared(eqn))
+        elif (count := self.over_all(eqn.inputs()[1], eqn.out)) is not None:
+            self.rewrite.keep(eqn.with_(args=(eqn.args[0], count, *eqn.args[2:])))
 
     def over_all(self, count: Value, like: Value) -> Value | None:
         """A count made anew from sums over all microbatches; None where it is made of something else than sums."""
         if count.ndim:
             return None
-        eqn = self.makers.get(count)
+        eqn = self.rewrite.makers.get(count)
         if eqn is None or not eqn.inputs():  # a number, the same for all
             return count
         if eqn.opname in COUNTS and any(v.ndim for v in eqn.inputs()):
@@ -134,14 +125,14 @@ class _Rewrite:
         if any(v is None for v in parts.values()):
             return None
         args, kwargs = map_values((eqn.args, eqn.kwargs), lambda v: parts[v])  # type: ignore[misc,return-value]
-        out = self.builder.emit(eqn.op, *args, **kwargs)
+        out = emit(eqn.op, *args, **kwargs)
         return out if isinstance(out, Value) else None
 
     def of_all(self, count: Value, like: Value) -> Value:
         there = next((v for v, mine in self.counts.items() if mine is count), None)
         if there is None:
             dtype = count.dtype if count.tensor.is_float else like.dtype
-            there = self.builder.value(f"{count.name}_of_all", TensorType(dtype, (), (), count.tensor.device))
+            there = self.rewrite.builder.value(f"{count.name}_of_all", TensorType(dtype, (), (), count.tensor.device))
             self.counts[there] = count
         return there
 
