@@ -204,6 +204,8 @@ def test_errors_have_one_form(server: Served, path: str, body: object, status: i
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"} and error["message"] and error["param"] == param
+    named, colon, _ = error["message"].partition(": ")
+    assert named == param or not colon or param is None  # in the request's own words
 
 
 def test_keys(server: Served) -> None:

@@ -57,7 +57,8 @@ class Remote:
             while True:
                 began = time.monotonic()
                 await self._once()
-                if self.failed is not None and self.starts == 0:
+                if self.starts == 0:  # whatever ended it would end the next one, too
+                    self.failed = self.failed or "the engine's process ended before it was ready"
                     return
                 wait = BACKOFF[0] if time.monotonic() - began > 60 else min(2 * wait, BACKOFF[1])
                 log(0, f"serve: the engine's process ended; another one starts in {wait:.0f} s")

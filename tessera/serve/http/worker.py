@@ -73,9 +73,9 @@ class Worker:
         except Exception as error:  # whatever a request does, it hurts only itself
             known = isinstance(error, TesseraError | ValueError | TypeError)
             text = str(error) if isinstance(error, TesseraError) else f"{type(error).__name__}: {error}"
+            param, text = ("response_format", text) if isinstance(error, GuideError) else _field(text, message)
             retry = isinstance(error, Refused) and error.retry
-            told: Message = {"error": text, "retry": retry, "fault": not known}
-            told["param"] = "response_format" if isinstance(error, GuideError) else _field(text, message)
+            told: Message = {"error": text, "retry": retry, "fault": not known, "param": param}
             self.send({"op": "refused", "id": message["id"], **told})
 
     def _submit(self, message: Message) -> None:
@@ -164,12 +164,13 @@ class Worker:
         return token_bytes(self._text([token]), written)
 
 
-def _field(text: str, message: Message) -> str | None:
-    """The field at fault, as the request calls it."""
-    field = FIELDS.get(text.partition(":")[0])
+def _field(text: str, message: Message) -> tuple[str | None, str]:
+    """The field at fault, and what is wrong with it, both as the request calls it."""
+    name, _, told = text.partition(":")
+    field = FIELDS.get(name)
     if field == "prompt":
-        return "tokens" if message["op"] == "detokenize" else "messages" if message.get("messages") else "prompt"
-    return field
+        field = "tokens" if message["op"] == "detokenize" else "messages" if message.get("messages") else "prompt"
+    return field, text if field is None else f"{field}:{told}"
 
 
 def main() -> int:
