@@ -41,7 +41,7 @@ from tessera.serve.programs import Program, Programs, kept_as
 from tessera.serve.requests import Completion, Piece, Request
 from tessera.serve.roofline import bytes_of, roofline
 from tessera.serve.runner import Flight, Runner, Taken
-from tessera.serve.sampling import Draw, Sampling
+from tessera.serve.sampling import Draw, Sampling, check_ranges
 from tessera.serve.scheduler import Answer, Refused, Scheduler, Work
 from tessera.serve.speculation import Speculation
 from tessera.serve.stream import Stream
@@ -51,7 +51,7 @@ from tessera.util.log import log
 Prompt = str | Sequence[int]
 DRAFTED = 4  # tokens that a draft guesses where nobody says how many
 # The least and the most that options may be.
-RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float | None]] = {
     "block_size": (1, 2**16), "budget": (1, 2**20), "most_running": (1, 2**20), "most_waiting": (0, 2**40),
     "longest": (1, 2**40), "step_seconds": (1e-6, 1e6), "speculate": (0, 256),
 }  # fmt: skip
@@ -91,10 +91,7 @@ class Engine:
     ) -> None:  # fmt: skip
         if cache_dtype not in (None, "fp8"):
             raise OptionError(f"cache_dtype: expected 'fp8' or None, got {cache_dtype!r}")
-        given = locals()
-        for name, (least, most) in RANGES.items():
-            if given[name] is not None and not least <= given[name] <= most:
-                raise OptionError(f"{name}: expected {least:g} to {most:g}, got {given[name]!r}")
+        check_ranges(locals(), RANGES)
         with memory_plan.in_words():
             source = source_of(model, device, random_weights)
         self.model, self.tokenizer = source.model, tokenizer or cast("Tokenizer | None", source.tokenizer)
@@ -186,14 +183,13 @@ class Engine:
             self._metrics.refused += 1
             raise
         until = None if deadline is None else now + deadline
-        for _ in range(chosen.n):
-            parent = request.answers[0] if request.answers else None
-            request.add(
-                Answer(
-                    next(self._numbers), list(tokens), chosen.max_tokens, now, priority, until, salt.encode(),
-                    reuse=chosen.prompt_logprobs is None, parent=parent,
-                )
+        for index in range(chosen.n):
+            parent = request.answers[0] if index else None
+            answer = Answer(
+                next(self._numbers), list(tokens), chosen.max_tokens, now, priority, until, salt.encode(),
+                reuse=chosen.prompt_logprobs is None, parent=parent, index=index,
             )  # fmt: skip
+            request.answers.append(answer)
         self._arrived.append(request)
         return Stream(self, request)
 
@@ -295,8 +291,9 @@ class Engine:
         for answer in batch.expired:
             self._ended(answer, "deadline")
         for work in batch.works:
-            if work.first < work.sequence.prompt:
-                self._begin(self._owner[work.sequence.id], start)
+            if work.first < work.sequence.prompt and not (request := self._owner[work.sequence.id]).begun:
+                request.begun = True
+                self._metrics.queued.add(start - request.arrival)
         try:
             self._speculation.fill(batch)
             flight = self._runner.launch(batch, start, self._flights[-1] if self._flights else None)
@@ -322,11 +319,6 @@ class Engine:
             if one.work.sequence.ended is None:
                 self._take(one, now)
         self.scheduler.took(self._meter.step(flight, start, now, bool(self._owner)), flight.batch)
-
-    def _begin(self, request: Request, now: float) -> None:
-        if not request.begun:
-            request.begun = True
-            self._metrics.queued.add(now - request.arrival)
 
     def _draw(self, work: Work, guess: int) -> Draw:
         return self._owner[work.sequence.id].draw(work, guess)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import threading
 from collections import OrderedDict
@@ -63,8 +64,18 @@ class Guide:
         return self._matcher.is_stopped()
 
 
-def masks_of(asked: Sequence[tuple[Guide, Sequence[int]]], pinned: bool = False) -> Tensor:
-    """Masks for the token after each guide's place, then after each of the guesses; int32 [rows, words]."""
+def masks_of(rows: Sequence[tuple[Guide, tuple[int, ...]]], pinned: bool = False) -> Tensor:
+    """A mask for each row: for the token after its guide's place and some guesses; int32 [rows, words]. Rows of one
+    answer stand side by side, and the last of them has all of its guesses."""
+    asked = dict(rows)
+    masks = _masks(list(asked.items()), pinned)
+    ends = dict(zip(asked, itertools.accumulate(len(guesses) + 1 for guesses in asked.values()), strict=True))
+    places = [ends[guide] - 1 - len(asked[guide]) + len(guesses) for guide, guesses in rows]
+    return masks if len(places) == len(masks) else masks[places]
+
+
+def _masks(asked: Sequence[tuple[Guide, Sequence[int]]], pinned: bool) -> Tensor:
+    """Masks for the token after each guide's place, then after each of the guesses."""
     first = asked[0][0]
     rows = sum(len(guesses) + 1 for _, guesses in asked)
     bits = torch.zeros(rows, -(-first._width // 32), dtype=torch.int32, pin_memory=pinned)

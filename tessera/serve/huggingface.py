@@ -24,6 +24,7 @@ from tessera.serve.operators import WHOLE
 from tessera.serve.programs import Layer, Programs, Site
 from tessera.serve.scheduler import Answer, Work
 from tessera.util.errors import InputError
+from tessera.util.log import log
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -216,7 +217,12 @@ def _refuse_angles(config: object) -> None:
 
 @contextlib.contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """What transformers says of files that it cannot read, in one line."""
+    """What transformers says of files that it cannot read, in one line, and nothing else of what it says."""
+    from transformers.utils import logging
+
+    told_before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # what it would tell of weights is told by whoever reads them
+    logging.disable_progress_bar()
     try:
         yield
     except InputError:
@@ -224,6 +230,10 @@ def _reading(what: str) -> Iterator[None]:
     except Exception as error:  # which kind it is depends on the file at fault and on the model
         told = " ".join(str(error).split())
         raise InputError(f"{what}: {type(error).__name__}: {told[:MESSAGE]}") from error
+    finally:
+        logging.set_verbosity(told_before)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def from_folder(
@@ -253,6 +263,8 @@ def from_folder(
         raise InputError(f"{path}: {name}: expected the shape {[*wanted]}, which config.json asks for, got {[*stored]}")
     if missing := sorted(told["missing_keys"]):
         raise InputError(f"{path}: expected the weight {missing[0]}, which is in no file ({len(missing)} are missing)")
+    if more := sorted(told["unexpected_keys"]):
+        log(0, f"serve: {path}: {len(more)} weights are not the model's, such as {more[0]}")
     return model.eval()
 
 

@@ -1,4 +1,5 @@
-"""What the engine counts. Times are in seconds; a histogram's buckets are those below or at each bound."""
+"""What the engine counts, and what Prometheus calls it. Times are in seconds; a histogram's buckets are those below or
+at each bound."""
 
 from __future__ import annotations
 
@@ -54,3 +55,33 @@ class Metrics:
     queued: Histogram = field(default_factory=Histogram)
     whole: Histogram = field(default_factory=Histogram)
     step: Histogram = field(default_factory=Histogram)
+
+
+# vLLM's names -> ours, and what is told of them.
+GAUGES = {
+    "num_requests_running": ("running", "Sequences that the engine computes"),
+    "num_requests_waiting": ("waiting", "Sequences that wait for their turn"),
+    "kv_cache_blocks": ("blocks", "Blocks of the cache"),
+    "prefix_cache_blocks": ("cached_blocks", "Blocks that nobody owns and that are kept for reuse"),
+}
+COUNTERS = {
+    "num_preemptions": ("preemptions", "Sequences that gave way and are computed again"),
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts"),
+    "generation_tokens": ("new_tokens", "Tokens that were generated"),
+    "prefix_cache_hits": ("reused_tokens", "Tokens of prompts that were found in the cache"),
+    "prefix_cache_queries": ("prompt_tokens", "Tokens of prompts that were looked for in the cache"),
+    "spec_decode_num_draft_tokens": ("drafted", "Tokens that were guessed"),
+    "spec_decode_num_accepted_tokens": ("accepted", "Tokens that were guessed rightly"),
+    "requests_refused": ("refused", "Requests that cannot fit, or for which the queue had no room"),
+    "engine_steps": ("steps", "Steps that the engine computed"),
+    "device_idle_seconds": ("device_idle", "Time between steps in which the device did nothing and somebody waited"),
+    "engine_step_limit_seconds": ("step_limit", "The least time that the machine needs for the steps computed"),
+    "host_idle_seconds": ("host_idle", "Time for which the host waited for the device"),
+}
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("first_token", "From a request's arrival to its first token"),
+    "inter_token_latency_seconds": ("between_tokens", "Between two tokens of one answer"),
+    "e2e_request_latency_seconds": ("whole", "From a request's arrival to its end"),
+    "request_queue_time_seconds": ("queued", "From a request's arrival to the step that begins it"),
+    "engine_step_seconds": ("step", "One step of the engine"),
+}

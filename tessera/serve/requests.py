@@ -66,19 +66,13 @@ class Request:
         self.last_token: float | None = None
         self._texts = [Text(decode, settings.stop) if decode is not None else None for _ in range(settings.n)]
         self._guides = [*guides] or [None] * settings.n
-        self._index: dict[int, int] = {}
         self._draws = [Draw(settings, seed, index, self.prompt) for index in range(settings.n)]
         self.left = settings.n  # answers that have not ended
-
-    def add(self, answer: Answer) -> None:
-        self._index[answer.id] = len(self.answers)
-        self.answers.append(answer)
 
     def draw(self, work: Work, guess: int) -> Draw:
         """What the row after a work's i-th guess asks for."""
         answer, settings = work.sequence, self.settings
-        index = self._index[answer.id]
-        usual, guide = self._draws[index], self._guides[index]
+        usual, guide = self._draws[answer.index], self._guides[answer.index]
         early = work.end - work.drafted + guess - answer.prompt < settings.min_tokens
         if not early and not settings.penalises and guide is None:
             return usual
@@ -89,12 +83,12 @@ class Request:
 
     def possible(self, answer: Answer, guesses: list[int]) -> list[int]:
         """Guesses, as far as the answer may go on with them."""
-        guide = self._guides[self._index[answer.id]]
+        guide = self._guides[answer.index]
         return guesses if guide is None else guesses[: guide.follows(guesses)]
 
     def fault(self, answer: Answer) -> str:
         """Why no token could be chosen."""
-        guide = self._guides[self._index[answer.id]]
+        guide = self._guides[answer.index]
         told = None if guide is None else guide.error
         return told or "the model's logits are not numbers, or no token is left to choose"
 
@@ -109,7 +103,7 @@ class Request:
         if not taken.work.samples:
             return None
         answer = taken.work.sequence
-        index = self._index[answer.id]
+        index = answer.index
         writer, guide, kept, text, why = self._texts[index], self._guides[index], [], "", None
         room = answer.max_tokens - (len(answer.tokens) - answer.prompt)
         for token in taken.tokens[:room]:
@@ -135,9 +129,8 @@ class Request:
 
     def end(self, answer: Answer, why: str, error: str | None = None) -> None:
         """An answer's last piece."""
-        index = self._index[answer.id]
-        text = self._texts[index]
-        self.pieces.append(Piece(index, text.finish() if text is not None else "", finish=why, error=error))
+        text = self._texts[answer.index]
+        self.pieces.append(Piece(answer.index, text.finish() if text is not None else "", finish=why, error=error))
         self.left -= 1  # last: whoever sees that none is left finds the last piece
 
     def completions(self, pieces: Sequence[Piece]) -> list[Completion]:

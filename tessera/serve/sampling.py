@@ -3,6 +3,7 @@
 In: logits [rows, vocabulary], and a `Rows` of what every row asks for. Out: a token for each row, -1 where its logits
 hold NaN. The steps, in this order: bias and allowed tokens, penalties, temperature, the most likely `top_k`, the fewest
 that make up `top_p`, those at least `min_p` times as likely as the first. Temperature 0 takes the most likely token.
+What changes logits is here; from temperature on it is `sampling_aten.py`, or on a GPU `sampling_kernels.py`.
 
 A row's random number is Philox of its seed, which answer to the request it belongs to, and its position. So a seed
 repeats its tokens whatever else runs, and a token that was guessed beforehand is drawn just as it would have been.
@@ -12,23 +13,30 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tessera.serve.guide import KINDS, Guide, GuideError, masks_of
 from tessera.util.errors import OptionError
-from tessera.util.philox import block
 
-FEW = 1024  # tokens that are looked at first, where some are to be left out
 _RANGES = {
     "max_tokens": (1, None), "min_tokens": (0, None), "temperature": (0, None), "top_k": (0, None), "top_p": (0, 1),
     "min_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "n": (1, None), "logprobs": (0, None),
     "prompt_logprobs": (0, None),
 }  # fmt: skip
+
+
+def check_ranges(given: Mapping[str, Any], ranges: Mapping[str, tuple[float, float | None]]) -> None:
+    """Refuse options that are less than their least, or more than their most."""
+    for name, (least, most) in ranges.items():
+        value = given[name]
+        if value is not None and not (value >= least and (most is None or value <= most)):
+            span = f"at least {least}" if most is None else f"{least} to {most}"
+            raise OptionError(f"{name}: expected {span}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -78,10 +86,7 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not (value >= least and (most is None or value <= most)):
-                raise OptionError(f"{name}: expected {_span(least, most)}, got {value!r}")
+        check_ranges(vars(self), _RANGES)
         if not self.repetition_penalty > 0:
             raise OptionError(f"repetition_penalty: expected more than 0, got {self.repetition_penalty!r}")
         if self.top_p == 0:
@@ -120,10 +125,6 @@ class Sampling:
         for name in ("logit_bias", "allowed", "stop_tokens"):
             if wrong := [token for token in getattr(self, name) or () if not 0 <= token < vocabulary]:
                 raise OptionError(f"{name}: expected tokens from 0 to {vocabulary - 1}, got {wrong[0]}")
-
-
-def _span(least: float, most: float | None) -> str:
-    return f"at least {least}" if most is None else f"{least} to {most}"
 
 
 @dataclass
@@ -209,20 +210,10 @@ def guided(rows: Rows, draws: Sequence[Draw], device: torch.device | str = "cpu"
     some = [i for i, draw in enumerate(draws) if draw.guide is not None]
     if not some:
         return rows
-    places = torch.tensor(some, pin_memory=torch.device(device).type == "cuda").to(device, non_blocking=True)
-    return replace(rows, guided=(places, _masks([draws[i] for i in some], device)))
-
-
-def _masks(draws: Sequence[Draw], device: torch.device | str) -> Tensor:
-    """A mask for each of these rows: those of one answer are places after its guesses, of which the last has all."""
-    asked: dict[Guide, tuple[int, ...]] = {}
-    for draw in draws:
-        assert draw.guide is not None
-        asked[draw.guide] = draw.guesses
-    masks = masks_of(list(asked.items()), pinned=torch.device(device).type == "cuda")
-    ends = dict(zip(asked, itertools.accumulate(len(guesses) + 1 for guesses in asked.values()), strict=True))
-    places = [ends[d.guide] - 1 - len(asked[d.guide]) + len(d.guesses) for d in draws if d.guide is not None]
-    return (masks if len(places) == len(masks) else masks[places]).to(device, non_blocking=True)
+    pinned = torch.device(device).type == "cuda"
+    masks = masks_of([(draws[i].guide, draws[i].guesses) for i in some], pinned)  # type: ignore[misc]
+    places = torch.tensor(some, pin_memory=pinned)
+    return replace(rows, guided=tuple(x.to(device, non_blocking=True) for x in (places, masks)))  # type: ignore[arg-type]
 
 
 def _signed(seed: int) -> int:
@@ -281,90 +272,15 @@ def adjust(logits: Tensor, rows: Rows) -> Tensor:
 
 
 @functools.cache
-def _kernel() -> Callable:
+def _way(device: str) -> Callable:
     """Triton is imported only where a GPU is."""
-    return importlib.import_module("tessera.serve.sampling_kernels").choose
+    return importlib.import_module(f"tessera.serve.sampling_{'kernels' if device == 'cuda' else 'aten'}").choose
 
 
 def choose(logits: Tensor, rows: Rows) -> Tensor:
     """A token for each row; -1 where no token can be chosen, since its logits are NaN or all are barred."""
     logits = adjust(logits, rows)
-    if logits.is_cuda:
-        return _kernel()(logits, rows.temperature, rows.seed, rows.counter, rows.cuts)
-    logits = _cut(logits, rows)
-    best, token = logits.max(-1)
-    if rows.temperature is not None:
-        token = torch.where(rows.temperature > 0, _drawn(_scaled(logits, rows), rows), token)
-    return torch.where(torch.isfinite(best), token, -1)
-
-
-def _drawn(left: Tensor, rows: Rows) -> Tensor:
-    """Tokens drawn from what the settings leave, by where a random number falls among sums of probabilities."""
-    sums = left.softmax(-1).cumsum(-1, dtype=torch.float64)  # in single precision, they would be off
-    token = torch.searchsorted(sums, _uniform(rows)[:, None] * sums[:, -1:], right=True).clamp_(max=sums.shape[1] - 1)
-    barred = left.gather(-1, token) == float("-inf")  # where sums are off by a rounding
-    return torch.where(barred, left.argmax(-1, keepdim=True), token).squeeze(-1)
-
-
-def _scaled(logits: Tensor, rows: Rows) -> Tensor:
-    assert rows.temperature is not None
-    return logits.float() / rows.temperature.clamp(min=1e-6)[:, None]
-
-
-def _cut(logits: Tensor, rows: Rows) -> Tensor:
-    """-inf for tokens that the settings leave out, which is never the likeliest. A few of the likeliest tokens mostly
-    say which; rows of which they do not are sorted whole."""
-    if rows.cuts is None or rows.temperature is None:
-        return logits
-    top_k, top_p, min_p = rows.cuts
-    some = ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero().squeeze(-1)
-    for width in (FEW, logits.shape[1]):
-        if len(some):
-            barred, certain = _barred(logits[some], width, *(x[some] for x in (rows.temperature, *rows.cuts)))
-            told, barred, some = some[certain], barred[certain], some[~certain]
-            logits = logits.index_put((told,), logits[told].masked_fill(barred, float("-inf")))
-    return logits
-
-
-def _barred(
-    logits: Tensor, width: int, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Which tokens top_k, top_p and min_p leave out; and of which rows the `width` likeliest tokens say so. Tokens as
-    likely as the last of them are perhaps not all among them, so what is left must be above it."""
-    order, tokens = _likeliest(logits, width)
-    warmth, least = temperature.clamp(min=1e-6)[:, None], order[:, -1:]
-    last = order.gather(-1, torch.where(top_k > 0, top_k, order.shape[1]).clamp(max=order.shape[1])[:, None] - 1)
-    order = order.masked_fill(order < last, float("-inf"))
-    weights, every = (_weights(x, order[:, :1], warmth) for x in (order, logits))
-    shares = weights / torch.where(top_k[:, None] > 0, weights.sum(-1, True), every.sum(-1, True))
-    out = (shares.cumsum(-1) - shares >= top_p[:, None]) & (top_p < 1)[:, None]
-    out |= shares < min_p[:, None] * shares[:, :1]
-    certain = torch.where(top_k[:, None] > 0, last > least, (out & (order > least)).any(-1, keepdim=True))
-    certain |= (least == float("-inf")) | (order.shape == logits.shape)
-    out |= order == float("-inf")
-    out[:, 0] = False
-    return torch.ones_like(logits, dtype=torch.bool).scatter_(1, tokens, out), certain.squeeze(-1)
-
-
-def _likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """So many tokens by their logits; of equal ones the first comes first."""
-    if width >= logits.shape[1]:
-        return torch.sort(logits, descending=True, stable=True)
-    tokens = logits.topk(width, dim=-1, sorted=False).indices.sort(-1).values
-    order, places = torch.sort(logits.gather(-1, tokens), descending=True, stable=True)
-    return order, tokens.gather(-1, places)
-
-
-def _weights(logits: Tensor, top: Tensor, warmth: Tensor) -> Tensor:
-    """How likely tokens are beside the likeliest: of two equal ones each has exactly a half."""
-    return ((logits.double() - top.double()) / warmth).exp()
-
-
-def _uniform(rows: Rows) -> Tensor:
-    """A number in [0, 1) for each row, of 53 bits."""
-    assert rows.seed is not None and rows.counter is not None
-    first, second, _, _ = block(rows.seed, rows.counter)
-    return ((first << 21) ^ (second >> 11)).double() * 2.0**-53
+    return _way(logits.device.type)(logits, rows.temperature, rows.seed, rows.counter, rows.cuts)
 
 
 def logprobs(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:

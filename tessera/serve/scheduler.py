@@ -9,8 +9,8 @@ has `UNKNOWN` in their place until `advance` brings them. Steps are carried out 
 given back may be written by the next one.
 
 A sequence's rank is its arrival, put forward by `HEAD_START` seconds for each step of priority. Ranks never change, so
-whoever waits long enough stands first, and the first always advances: all others give way to it, and `add` refuses what
-does not fit alone. Hence neither deadlock nor starvation. Every sequence that was added ends exactly once.
+whoever waits long enough stands first, and the first always advances: all others give way to it, and `admits` refuses
+what does not fit alone. Hence neither deadlock nor starvation. Every sequence that was put ends exactly once.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Answer:
     salt: bytes = b""
     reuse: bool = True  # take what is cached of its tokens
     parent: Answer | None = None  # of several answers to one prompt, the one that computes the prompt
+    index: int = 0  # which of them it is
     draft: list[int] = field(default_factory=list)  # tokens that may come next, to be verified
     prompt: int = 0  # how many of the tokens were given
     computed: int = 0  # or being computed
@@ -172,11 +173,6 @@ class Scheduler:
                 )
         if len(self.waiting) + count > self.most_waiting:
             raise Refused(f"{len(self.waiting)} sequences are waiting; at most {self.most_waiting} may", retry=True)
-
-    def add(self, sequence: Answer) -> None:
-        """Take a sequence, or say at once why not."""
-        self.admits(len(sequence.tokens), sequence.max_tokens)
-        self.put(sequence)
 
     def put(self, sequence: Answer) -> None:
         """Take a sequence that `admits` has let pass."""

@@ -7,50 +7,53 @@ left before its end, or dropped, cancels its request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 from tessera.serve.requests import Completion, Piece, Request
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-
-class Driver(Protocol):
-    """What a stream asks of an engine."""
-
-    def drive(self, until: Callable[[], bool]) -> None: ...
-
-    def cancel(self, request: Request) -> None: ...
-
-    def forsake(self, request: Request) -> None: ...
+    from tessera.serve.engine import Engine
 
 
 class Stream:
     """One request's pieces."""
 
-    def __init__(self, engine: Driver, request: Request):
+    def __init__(self, engine: Engine, request: Request):
         self.engine, self.request = engine, request
         self._open = True
 
     def _ready(self) -> bool:
         return bool(self.request.pieces) or not self.request.left
 
+    def _wait(self) -> None:
+        """Until there is another piece, or the end."""
+        while not self._ready():
+            self.engine.drive(self._ready)
+
     def _next(self) -> Piece | None:
+        """The next piece, when it has come; None after the last one."""
+        self._wait()
         if self.request.pieces:
             return self.request.pieces.popleft()
         self._open = False
         return None
 
-    # --- for ---
-
     def __iter__(self) -> Iterator[Piece]:
         try:
+            while (piece := self._next()) is not None:
+                yield piece
+        finally:
+            self.close()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        try:
             while True:
-                while not self._ready():
-                    self.engine.drive(self._ready)
-                piece = self._next()
-                if piece is None:
+                if not self._ready():
+                    await asyncio.to_thread(self._wait)
+                if (piece := self._next()) is None:
                     return
                 yield piece
         finally:
@@ -59,23 +62,6 @@ class Stream:
     def whole(self) -> list[Completion]:
         """All answers, when they have ended."""
         return self.request.completions(list(self))
-
-    # --- async for ---
-
-    async def _pieces(self) -> AsyncIterator[Piece]:
-        try:
-            while True:
-                while not self._ready():
-                    await asyncio.to_thread(self.engine.drive, self._ready)
-                piece = self._next()
-                if piece is None:
-                    return
-                yield piece
-        finally:
-            self.close()
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self._pieces()
 
     # --- leaving ---
 

@@ -94,8 +94,10 @@ def run(args: Namespace) -> int:
     app, schema, main = needed("app"), needed("schema"), needed("main")
     name = args.name or Path(args.folder).resolve().name.removesuffix(".tess")
     limits, keys = schema.Limits(body=args.max_body), keys_of(args.api_key_file)
-    config = app.Config(name, tessera.__version__, keys, args.per_key, limits, not args.no_access_log)
-    main.serve(options(args), config, main.Address(args.host, args.port, args.grace))
+    config = app.Config(
+        name, tessera.__version__, args.host, args.port, args.grace, keys, args.per_key, limits, not args.no_access_log
+    )
+    main.serve(options(args), config)
     return 0
 
 

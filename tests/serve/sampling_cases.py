@@ -11,7 +11,8 @@ import sys
 import torch
 
 from tessera.serve import sampling_kernels
-from tessera.serve.sampling import Draw, Sampling, _cut, choose, rows_of
+from tessera.serve.sampling import Draw, Sampling, choose, rows_of
+from tessera.serve.sampling_aten import cut
 
 ROWS, CUT_ROWS = 24, 12
 
@@ -53,7 +54,7 @@ def check_cuts(device: str, dtype: torch.dtype, settings: tuple = SETTINGS) -> i
             least, last = (x.cpu()[:, None] for x in found)
             left = (logits > least) | ((logits == least) & (torch.arange(vocabulary) <= last))
             left &= logits > float("-inf")
-            assert torch.equal(left[fine], (_cut(logits, rows) > float("-inf"))[fine]), asked
+            assert torch.equal(left[fine], (cut(logits, rows.temperature, rows.cuts) > float("-inf"))[fine]), asked
             agreed += CUT_ROWS
     return agreed
 

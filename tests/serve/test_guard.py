@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from tessera.serve.http.errors import HttpError
 from tessera.serve.http.guard import body_of
-from tessera.serve.http.schema import BadRequest
 
 
 async def sent(parts: Sequence[bytes], ends: bool) -> AsyncIterator[bytes]:
@@ -29,7 +29,7 @@ async def sent(parts: Sequence[bytes], ends: bool) -> AsyncIterator[bytes]:
     ],
 )
 def test_a_body_that_is_late_large_or_wrong_is_refused(parts: list[bytes], ends: bool, status: int, told: str) -> None:
-    with pytest.raises(BadRequest, match=told) as raised:
+    with pytest.raises(HttpError, match=told) as raised:
         asyncio.run(body_of({}, sent(parts, ends), 64, 0.01))
     assert raised.value.status == status
 

@@ -49,7 +49,7 @@ class Simulated:
     def whole(self, number: int) -> list[float]:
         """A long prompt from its arrival to its first token: how long each step took."""
         late, took = Answer(number, [1] * LONG, 1), []
-        self.scheduler.add(late)
+        self.scheduler.put(late)
         while late.ended is None:
             took.append(self.step())
         return took
@@ -61,7 +61,7 @@ def test_a_long_prompt_keeps_the_asked_time(pair: float, launch: float) -> None:
     device = Simulated(pair, launch)
     alone = sum(device.whole(1))
     for i in range(STREAMS):
-        device.scheduler.add(Answer(i + 2, [1] * 64, 4000))
+        device.scheduler.put(Answer(i + 2, [1] * 64, 4000))
     for _ in range(20):
         device.step()
     for number in (100, 101):
@@ -73,7 +73,7 @@ def test_a_long_prompt_keeps_the_asked_time(pair: float, launch: float) -> None:
 def test_the_first_long_prompt_does_so_before_anything_is_known(pair: float) -> None:
     device = Simulated(pair, 0.03)
     for i in range(STREAMS):
-        device.scheduler.add(Answer(i + 2, [1] * 64, 4000))
+        device.scheduler.put(Answer(i + 2, [1] * 64, 4000))
     for _ in range(20):
         device.step()
     took = device.whole(100)

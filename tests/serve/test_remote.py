@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tessera.serve.http.remote import EngineError, Remote
+from tessera.serve.http.errors import HttpError
+from tessera.serve.http.remote import BEHIND, Remote
 from tessera.serve.http.wire import Message
 
 SUBMIT: Message = {"op": "submit", "settings": {"n": 2}}
@@ -26,7 +27,7 @@ def test_a_full_engine_is_not_asked() -> None:
         remote._take({"op": "ready", "longest": 64, "room": 3})
         first = asyncio.create_task(anext(remote.messages(SUBMIT)))
         await settled()
-        with pytest.raises(EngineError, match="2 sequences are waiting or computed; at most 3 may") as raised:
+        with pytest.raises(HttpError, match="2 sequences are waiting or computed; at most 3 may") as raised:
             await anext(remote.messages(SUBMIT))
         assert raised.value.status == 429 and len(told) == 1
         asked = asyncio.create_task(remote.ask({"op": "tokenize"}))  # takes nobody's place
@@ -42,10 +43,52 @@ def test_a_full_engine_is_not_asked() -> None:
             "tokenize",
             "submit",
         ]  # what has ended is not cancelled
-        assert (await first)["index"] == 0
+        assert (await first)[1]["index"] == 0
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         assert told[-1] == {"op": "cancel", "id": 3}
+
+    asyncio.run(play())
+
+
+def test_prompts_of_one_request_share_its_queue_and_its_end() -> None:
+    async def play() -> None:
+        remote, told = Remote({}), list[Message]()
+        remote._tell = told.append  # type: ignore[method-assign]
+        remote._take({"op": "ready", "longest": 64, "room": 4})
+        with pytest.raises(HttpError, match="0 sequences are waiting"):  # all of it, or nothing
+            await anext(remote.messages(SUBMIT, SUBMIT, SUBMIT))
+        messages = remote.messages(SUBMIT, SUBMIT)
+        first = asyncio.create_task(anext(messages))
+        await settled()
+        one, two = (message["id"] for message in told)
+        remote._take({"op": "piece", "id": two, "index": 1, "finish": "stop"})
+        for index in range(2):
+            remote._take({"op": "piece", "id": one, "index": index, "finish": "length"})
+        found = [await first, await anext(messages), await anext(messages)]
+        assert [(place, message["index"]) for place, message in found] == [(1, 1), (0, 0), (0, 1)]
+        await messages.aclose()
+        assert told[2:] == [{"op": "cancel", "id": two}] and not remote._calls  # `one` has ended
+
+    asyncio.run(play())
+
+
+def test_who_reads_too_slowly_is_cancelled() -> None:
+    async def play() -> None:
+        remote, told = Remote({}), list[Message]()
+        remote._tell = told.append  # type: ignore[method-assign]
+        remote._take({"op": "ready", "longest": 64, "room": 4})
+        messages = remote.messages(SUBMIT, {**SUBMIT, "settings": {"n": 1}})
+        first = asyncio.create_task(anext(messages))
+        await settled()
+        for _ in range(2 * BEHIND + 10):  # nobody reads on
+            remote._take({"op": "piece", "id": 1, "index": 0, "finish": None})
+        assert [message["op"] for message in told] == ["submit", "submit", "cancel", "cancel"] and not remote._calls
+        await first
+        with pytest.raises(HttpError, match="read too slowly") as raised:
+            async for _ in messages:
+                pass
+        assert raised.value.status == 503
 
     asyncio.run(play())
 
@@ -63,20 +106,38 @@ while True:
 """
 
 
-def test_a_step_that_hangs_is_noticed_though_others_still_speak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that reads requests goes on: what it says is no sign that steps do."""
+def runs_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """The engine's process is this code."""
     start = asyncio.create_subprocess_exec
 
     async def instead(python: str, flag: str, module: str, number: str, **options: object):  # noqa: ANN202
-        return await start(sys.executable, "-c", HANGS, number, **options)  # type: ignore[arg-type]
+        return await start(sys.executable, "-c", code, number, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", instead)
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(1)", "import os; os.abort()"])
+def test_an_engine_that_never_starts_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """However its process ends: an error that nobody foresaw, or a signal, such as for memory."""
+    runs_instead(monkeypatch, code)
+
+    async def play() -> None:
+        remote = Remote({})
+        await asyncio.wait_for(remote.run(), 60)
+        assert remote.failed == "the engine's process ended before it was ready"
+
+    asyncio.run(play())
+
+
+def test_a_step_that_hangs_is_noticed_though_others_still_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads requests goes on: what it says is no sign that steps do."""
+    runs_instead(monkeypatch, HANGS)
 
     async def play() -> None:
         remote = Remote({}, stuck=0.5)
         keeper = asyncio.create_task(remote.run())
-        with pytest.raises(EngineError, match="ended while it worked") as raised:
-            async for message in remote.messages({"op": "submit", "settings": {"n": 1}}):
+        with pytest.raises(HttpError, match="ended while it worked") as raised:
+            async for _, message in remote.messages({"op": "submit", "settings": {"n": 1}}):
                 assert message["op"] == "began"
         assert raised.value.status == 503 and not remote.ready.is_set()
         await asyncio.wait_for(remote.ready.wait(), 60)  # another process starts

@@ -16,8 +16,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tessera.serve import sampling
-from tessera.serve.sampling import Draw, Rows, Sampling, _barred, _cut, _scaled, adjust, choose, logprobs, rows_of
+from tessera.serve import sampling_aten
+from tessera.serve.sampling import Draw, Rows, Sampling, adjust, choose, logprobs, rows_of
+from tessera.serve.sampling_aten import barred, cut, scaled
 from tessera.util.errors import OptionError
 
 VOCABULARY = 24
@@ -58,7 +59,7 @@ def test_settings_leave_what_transformers_leaves() -> None:
     """All settings side by side in one batch, each row its own."""
     logits = logits_of(len(SETTINGS))
     asked = rows([draw(s) for s in SETTINGS])
-    ours = _scaled(_cut(logits, asked), asked).softmax(-1)
+    ours = scaled(cut(logits, asked.temperature, asked.cuts), asked.temperature).softmax(-1)
     theirs = torch.stack([by_transformers(row, s) for row, s in zip(logits, SETTINGS, strict=True)])
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
@@ -89,11 +90,11 @@ def test_few_of_the_likeliest_say_what_all_would(monkeypatch: pytest.MonkeyPatch
         top_k, top_p, min_p, temperature = torch.rand(4, 8, generator=generator)
         cuts = (top_k * 40 - 20).clamp(min=0).long(), (2 * top_p).clamp(min=1e-3, max=1.0), (min_p - 0.7).clamp(min=0)
         asked = Rows(temperature=temperature + 0.1, cuts=cuts)
-        monkeypatch.setattr(sampling, "FEW", 100)
-        whole = _cut(logits, asked)
-        monkeypatch.setattr(sampling, "FEW", 16)
-        assert torch.equal(_cut(logits, asked), whole)
-        certain = _barred(logits, 16, asked.temperature, *cuts)[1]
+        monkeypatch.setattr(sampling_aten, "FEW", 100)
+        whole = cut(logits, asked.temperature, asked.cuts)
+        monkeypatch.setattr(sampling_aten, "FEW", 16)
+        assert torch.equal(cut(logits, asked.temperature, asked.cuts), whole)
+        certain = barred(logits, 16, asked.temperature, *cuts)[1]
         told, sorted_whole = told + int(certain.sum()), sorted_whole + int((~certain).sum())
     assert min(told, sorted_whole) > 100
 
@@ -107,7 +108,7 @@ def test_equal_tokens_have_exactly_equal_shares(equals: int) -> None:
             logits[0, 10 : 10 + equals] = top
             for kept in range(1, equals):
                 asked = rows_of([Draw(Sampling(temperature=temperature, top_p=kept / equals))], [0])
-                assert (_cut(logits, asked) > float("-inf")).sum() == kept
+                assert (cut(logits, asked.temperature, asked.cuts) > float("-inf")).sum() == kept
 
 
 def test_temperature_0_takes_the_likeliest() -> None:

@@ -36,10 +36,10 @@ def parts(batch: Batch) -> dict[int, int]:
 
 def test_running_sequences_first_then_prompts_in_chunks() -> None:
     s = scheduler(budget=8)
-    s.add(answer(1, 4))
+    s.put(answer(1, 4))
     assert parts(run(s)) == {1: 4}
-    s.add(answer(2, 20))
-    s.add(answer(3, 3))
+    s.put(answer(2, 20))
+    s.put(answer(3, 3))
     assert parts(run(s)) == {1: 1, 2: 7}
     assert parts(run(s)) == {1: 1, 2: 7}
     assert parts(run(s)) == {1: 1, 2: 6, 3: 1}
@@ -49,9 +49,9 @@ def test_running_sequences_first_then_prompts_in_chunks() -> None:
 def test_prompts_get_as_much_of_a_step_as_keeps_the_asked_time() -> None:
     """A token of a prompt costs a millisecond, then five: steps keep the asked time, from the first one on."""
     s = scheduler(blocks=1024, budget=320, step_seconds=0.1, longest=4000)
-    s.add(answer(1, 1, most=50))
+    s.put(answer(1, 1, most=50))
     run(s)
-    s.add(answer(2, 2000))
+    s.put(answer(2, 2000))
     seconds = []
     for cost in [0.001] * 6 + [0.005] * 6:
         batch = run(s)
@@ -63,14 +63,14 @@ def test_prompts_get_as_much_of_a_step_as_keeps_the_asked_time() -> None:
 
 def test_prompts_advance_where_decoding_alone_is_too_slow() -> None:
     s = scheduler(budget=64, step_seconds=0.01)
-    s.add(answer(1, 1, most=50))
+    s.put(answer(1, 1, most=50))
     run(s)
-    s.add(answer(2, 40))
+    s.put(answer(2, 40))
     for _ in range(20):
         batch = run(s)
         s.took(1.0, batch)
     assert s.running[1].computed > s.running[1].prompt
-    s.add(answer(3, 100))
+    s.put(answer(3, 100))
     most = 0
     for _ in range(6):
         batch = run(s)
@@ -81,16 +81,16 @@ def test_prompts_advance_where_decoding_alone_is_too_slow() -> None:
 
 def test_priority_goes_before_arrival_but_waiting_makes_up_for_it() -> None:
     s = scheduler(budget=4, most_running=1)
-    s.add(answer(1, 4, arrival=0.0))
-    s.add(answer(2, 4, arrival=1.0, priority=1))
-    s.add(answer(3, 4, arrival=50.0, priority=1))
+    s.put(answer(1, 4, arrival=0.0))
+    s.put(answer(2, 4, arrival=1.0, priority=1))
+    s.put(answer(3, 4, arrival=50.0, priority=1))
     assert [a.id for a in s.waiting] == [2, 1, 3]
 
 
 def test_deadlines_end_what_waits_and_what_runs() -> None:
     s = scheduler(budget=4, most_running=1)
-    s.add(answer(1, 4, deadline=5.0))
-    s.add(answer(2, 4, deadline=4.0))
+    s.put(answer(1, 4, deadline=5.0))
+    s.put(answer(2, 4, deadline=4.0))
     run(s, now=1.0)
     assert [a.id for a in run(s, now=4.5).expired] == [2]
     batch = run(s, now=5.0)
@@ -101,7 +101,7 @@ def test_deadlines_end_what_waits_and_what_runs() -> None:
 def test_the_lowest_rank_gives_way_and_is_computed_again() -> None:
     s = scheduler(blocks=6, budget=16)
     for number in (1, 2):
-        s.add(answer(number, 8, most=12))
+        s.put(answer(number, 8, most=12))
         run(s)
     ended: list[int] = []
     for _ in range(60):
@@ -115,20 +115,20 @@ def test_the_lowest_rank_gives_way_and_is_computed_again() -> None:
 def test_what_never_fits_is_refused_with_numbers() -> None:
     s = scheduler(blocks=4, longest=100)
     with pytest.raises(Refused, match=r"10 tokens of prompt and up to 8 more are 18; the cache's blocks hold 16"):
-        s.add(answer(1, 10))
+        s.admits(10, 8)
     with pytest.raises(Refused, match="at least one token"):
-        s.add(answer(1, 0))
+        s.admits(0, 8)
     s = scheduler(most_waiting=1)
-    s.add(answer(1, 4))
+    s.put(answer(1, 4))
     with pytest.raises(Refused, match="1 sequences are waiting; at most 1 may") as refused:
-        s.add(answer(2, 4))
+        s.admits(4, 8)
     assert refused.value.retry
 
 
 def test_ending_twice_is_noticed() -> None:
     s = scheduler()
     a = answer(1, 4)
-    s.add(a)
+    s.put(a)
     s.end(a, "cancelled")
     with pytest.raises(AssertionError, match="ended twice"):
         s.end(a, "cancelled")
@@ -137,8 +137,8 @@ def test_ending_twice_is_noticed() -> None:
 def test_answers_to_one_prompt_compute_it_once() -> None:
     s = scheduler(budget=64)
     parent = answer(1, 10)
-    s.add(parent)
-    s.add(Answer(2, list(parent.tokens), 8, parent=parent))
+    s.put(parent)
+    s.put(Answer(2, list(parent.tokens), 8, parent=parent))
     assert parts(run(s)) == {1: 10}
     batch = run(s)
     assert parts(batch) == {1: 1, 2: 1} and len(batch.copies) == 1

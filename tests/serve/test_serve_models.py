@@ -126,7 +126,7 @@ def _file(name: str, text: str) -> Callable[[Path], object]:
     ],
 )  # fmt: skip
 def test_a_folder_that_cannot_be_read_is_one_line(
-    good: Path, tmp_path: Path, change: Callable[[Path], object], told: str
+    good: Path, tmp_path: Path, change: Callable[[Path], object], told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = shutil.copytree(good, tmp_path / "model")
     change(path)
@@ -134,3 +134,4 @@ def test_a_folder_that_cannot_be_read_is_one_line(
         from_folder(path)
         tokenizer_of(path)
     assert "\n" not in str(raised.value) and str(path) in str(raised.value) and len(str(raised.value)) < 600
+    assert capfd.readouterr() == ("", "")

@@ -74,7 +74,8 @@ class World:
             answer = Answer(self.number, list(tokens), parent=parent, **fields)
             parent = parent or answer
             try:
-                self.scheduler.add(answer)
+                self.scheduler.admits(len(tokens), answer.max_tokens)
+                self.scheduler.put(answer)
             except Refused:
                 self.refused += 1
                 return

@@ -18,16 +18,18 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tessera.serve.http import schema
+from tessera.serve.http.errors import HttpError
 from tessera.serve.http.exposition import Exposition
 from tessera.serve.http.guard import Guard, body_of, log_access
-from tessera.serve.http.remote import EngineError, Remote
-from tessera.serve.http.replies import Reply, error_body, event
-from tessera.serve.http.schema import Asked, BadRequest, Limits
+from tessera.serve.http.remote import Remote
+from tessera.serve.http.replies import Reply, event
+from tessera.serve.http.schema import Asked, Limits
 from tessera.serve.http.wire import Message
 
-RETRY = "1"  # seconds after which a refused request may come again
+GONE = 499  # the status of whom nobody waits for
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 Pieces = AsyncGenerator[tuple[int, Message], None]
@@ -39,6 +41,9 @@ class Config:
 
     model: str
     version: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grace: float = 30.0  # seconds in which what runs may end when the server is told to stop
     keys: tuple[str, ...] = ()
     per_key: int = 1024  # requests of one key under way
     limits: Limits = field(default_factory=Limits)
@@ -56,42 +61,10 @@ class App:
         }  # fmt: skip
         gets = {"/v1/models": self.models, "/v1/models/{name:path}": self.model}
         open_to_all = {"/health": self.health, "/ready": self.ready, "/metrics": self.metrics, "/version": self.version}
-        routes = [Route(path, self._guarded(path, handler), methods=["POST"]) for path, handler in posts.items()]
-        routes += [Route(path, self._guarded(path, handler)) for path, handler in gets.items()]
+        routes = [Route(path, _Guarded(self, path, handler), methods=["POST"]) for path, handler in posts.items()]
+        routes += [Route(path, _Guarded(self, path, handler), methods=["GET"]) for path, handler in gets.items()]
         routes += [Route(path, handler) for path, handler in open_to_all.items()]
         self.starlette = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
-
-    # --- around every request ---
-
-    def _guarded(self, path: str, handler: Handler) -> Handler:
-        async def guarded(request: Request) -> Response:
-            start, number = time.monotonic(), f"req-{secrets.token_hex(8)}"
-            stack, who = contextlib.ExitStack(), ""
-            request.state.told = {}
-            try:
-                who = self.guard.who(request.headers, request.client.host if request.client else "")
-                stack.enter_context(self.guard.enter(who))
-                request.state.salt = who
-                response = await handler(request)
-            except Exception as error:
-                response = _refusal(error)
-            response.headers["x-request-id"] = number
-
-            def finished(status: int) -> None:
-                stack.close()
-                self.exposition.requests[path, status] += 1
-                if self.config.access_log:
-                    seconds = round(time.monotonic() - start, 4)
-                    told = {"id": number, "method": request.method, "path": path, "status": status, "seconds": seconds}
-                    log_access({**told, "who": who[:8] if self.config.keys else who, **request.state.told})
-
-            if isinstance(response, StreamingResponse):
-                response.body_iterator = _then(response.body_iterator, finished)  # type: ignore[arg-type]
-            else:
-                finished(response.status_code)
-            return response
-
-        return guarded
 
     async def _body(self, request: Request) -> object:
         limits = self.config.limits
@@ -108,12 +81,12 @@ class App:
         return await self._generate(request, asked, chats=True)
 
     async def _generate(self, request: Request, asked: Asked, chats: bool) -> Response:
-        n = int(asked.settings.get("n", 1))  # type: ignore[call-overload]
-        reply = Reply(chats, asked.model, n * len(asked.prompts), asked.settings["logprobs"] is not None)
+        reply = Reply(chats, self.config.model, asked.n * len(asked.prompts), asked.settings["logprobs"] is not None)
         headers = {"x-ignored-fields": ", ".join(asked.ignored)} if asked.ignored else {}
         pieces = self._pieces(asked, reply, request.state.salt)
         if asked.stream:
             first = await _unless_gone(request, anext(pieces, None))  # refusals come before the answer begins
+            request.state.told["status"] = GONE  # until its end
             body = self._events(asked, reply, first, pieces, request.state.told)
             return StreamingResponse(
                 body, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"}
@@ -128,61 +101,39 @@ class App:
                 reply.take(index, piece)
 
     async def _events(
-        self, asked: Asked, reply: Reply, first: tuple[int, Message] | None, pieces: Pieces, told: dict
+        self, asked: Asked, reply: Reply, item: tuple[int, Message] | None, pieces: Pieces, told: dict
     ) -> AsyncGenerator[bytes, None]:
         try:
             for chunk in reply.opening(asked.usage):
                 yield chunk
-            async with contextlib.aclosing(_chained(first, pieces)) as every:
-                async for index, piece in every:
-                    if (chunk := reply.chunk(index, piece, asked.usage)) is not None:
+            async with contextlib.aclosing(pieces):
+                while item is not None:
+                    if (chunk := reply.chunk(*item, asked.usage)) is not None:
                         yield chunk
+                    item = await anext(pieces, None)
             yield reply.closing(asked.usage)
-        except EngineError as error:
-            yield event(error_body(str(error), error.status))
+        except HttpError as error:
+            yield event(error.body)
         finally:
             told |= reply.usage
+        del told["status"]  # it was read to its end
 
     async def _pieces(self, asked: Asked, reply: Reply, salt: str) -> Pieces:
         """Pieces of all answers to all prompts, as they come."""
-        n = int(asked.settings.get("n", 1))  # type: ignore[call-overload]
         shared = {
             "op": "submit", "settings": asked.settings, "deadline": asked.timeout, "priority": asked.priority,
             "salt": salt, "most": self.config.limits.max_tokens,
         }  # fmt: skip
-        queue: asyncio.Queue[tuple[int, Message] | Exception | None] = asyncio.Queue(64)
-
-        async def pump(place: int, prompt: Message) -> None:
-            try:
-                left = n
-                async with contextlib.aclosing(self.remote.messages({**shared, **prompt})) as messages:
-                    async for message in messages:
-                        if message["op"] == "began":
-                            reply.prompt_tokens += int(message["prompt_tokens"])  # type: ignore[call-overload]
-                            continue
-                        _whole(message)
-                        await queue.put((place * n + int(message["index"]), message))  # type: ignore[call-overload]
-                        left -= message["finish"] is not None
-                        if not left:
-                            break
-                await queue.put(None)
-            except EngineError as error:
-                await queue.put(error)
-
-        tasks = [asyncio.create_task(pump(i, prompt)) for i, prompt in enumerate(asked.prompts)]
-        try:
-            ended = 0
-            while ended < len(tasks):
-                item = await queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                ended += item is None
-                if item is not None:
-                    yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        left = asked.n * len(asked.prompts)
+        async with contextlib.aclosing(self.remote.messages(*({**shared, **one} for one in asked.prompts))) as messages:
+            async for place, message in messages:
+                if message["op"] == "began":
+                    reply.prompt_tokens += int(message["prompt_tokens"])  # type: ignore[call-overload]
+                    continue
+                yield place * asked.n + int(message["index"]), message  # type: ignore[call-overload]
+                left -= message["finish"] is not None
+                if not left:
+                    return
 
     # --- the rest ---
 
@@ -202,18 +153,12 @@ class App:
 
     async def model(self, request: Request) -> Response:
         if request.path_params["name"] != self.config.model:
-            raise BadRequest(f"there is no model {request.path_params['name']!r}", "model", 404, "model_not_found")
+            raise HttpError(f"there is no model {request.path_params['name']!r}", "model", 404, "model_not_found")
         return JSONResponse(self._model())
 
     def _model(self) -> Message:
-        length = self.remote.about.get("longest")
-        return {
-            "id": self.config.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "tessera",
-            "max_model_len": length,
-        }
+        kind = {"id": self.config.model, "object": "model", "created": 0, "owned_by": "tessera"}
+        return {**kind, "max_model_len": self.remote.about.get("longest")}
 
     async def health(self, request: Request) -> Response:
         """Is the server alive? An engine that starts again does not make it less so."""
@@ -231,35 +176,45 @@ class App:
         return JSONResponse({"version": self.config.version})
 
 
-def _whole(message: Message) -> None:
-    """Ends that are no answers are errors."""
-    match message["finish"]:
-        case "error":
-            raise EngineError(str(message["error"]), 500)
-        case "deadline":
-            raise EngineError("the request's timeout has passed", 408)
-        case "cancelled":
-            raise EngineError("the request was cancelled", 503)
+class _Guarded:
+    """An endpoint for those who may ask: counted while they are answered, and told of in the log."""
+
+    def __init__(self, app: App, path: str, handler: Handler):
+        self.app, self.path, self.handler = app, path, handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, start, number = Request(scope, receive, send), time.monotonic(), f"req-{secrets.token_hex(8)}"
+        app, who = self.app, ""
+        request.state.told = {}  # for the log
+        with contextlib.ExitStack() as stack:
+            try:
+                who = app.guard.who(request.headers, request.client.host if request.client else "")
+                stack.enter_context(app.guard.enter(who))
+                request.state.salt = who
+                response = await self.handler(request)
+            except Exception as error:
+                response = _refusal(error)
+            response.headers["x-request-id"] = number
+            status = GONE
+            try:
+                await _answered(response, scope, receive, send)
+                status = request.state.told.pop("status", response.status_code)
+            finally:
+                app.exposition.requests[self.path, status] += 1
+                if app.config.access_log:
+                    seconds = round(time.monotonic() - start, 4)
+                    told = {"id": number, "method": request.method, "path": self.path, "status": status}
+                    whose = who[:8] if app.config.keys else who
+                    log_access({**told, "seconds": seconds, "who": whose, **request.state.told})
 
 
-async def _chained(first: tuple[int, Message] | None, rest: Pieces) -> Pieces:
-    async with contextlib.aclosing(rest):
-        if first is not None:
-            yield first
-        async for item in rest:
-            yield item
-
-
-async def _then(body: AsyncGenerator[bytes, None], finished: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
-    """The same body; at its end, or when the client goes, `finished` is told."""
-    status = 499
-    try:
-        async with contextlib.aclosing(body):
-            async for chunk in body:
-                yield chunk
-        status = 200
-    finally:
-        finished(status)
+async def _answered(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an answer. A stream that is left halfway is closed, so that nobody computes on."""
+    if not isinstance(response, StreamingResponse):
+        return await response(scope, receive, send)
+    body: AsyncGenerator[bytes, None] = response.body_iterator  # type: ignore[assignment]
+    async with contextlib.aclosing(body):
+        await response(scope, receive, send)
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
@@ -283,19 +238,13 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 def _refusal(error: Exception) -> Response:
     """An error in OpenAI's form."""
-    match error:
-        case BadRequest():
-            status, body = error.status, error_body(str(error), error.status, error.param, error.code)
-        case EngineError():
-            status, body = error.status, error_body(str(error), error.status, error.param)
-        case ClientDisconnect():
-            return Response(status_code=499)
-        case _:
-            status, body = 500, error_body(f"{type(error).__name__}: {error}", 500)
-    return JSONResponse(body, status, {"retry-after": RETRY} if status in (429, 503) else None)
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=GONE)
+    told = error if isinstance(error, HttpError) else HttpError(f"{type(error).__name__}: {error}", status=500)
+    return JSONResponse(told.body, told.status, told.headers)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    body = error_body(f"{request.method} {request.url.path}: there is no such endpoint", status)
-    return JSONResponse(body, status, getattr(error, "headers", None))
+    told = HttpError(f"{request.method} {request.url.path}: there is no such endpoint", status=status)
+    return JSONResponse(told.body, status, getattr(error, "headers", None))

@@ -9,38 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from tessera.serve.http.remote import Remote
-from tessera.serve.metrics import BOUNDS
-
-GAUGES = {
-    "num_requests_running": ("running", "Sequences that the engine computes"),
-    "num_requests_waiting": ("waiting", "Sequences that wait for their turn"),
-    "kv_cache_blocks": ("blocks", "Blocks of the cache"),
-    "prefix_cache_blocks": ("cached_blocks", "Blocks that nobody owns and that are kept for reuse"),
-}
-COUNTERS = {
-    "num_preemptions": ("preemptions", "Sequences that gave way and are computed again"),
-    "prompt_tokens": ("prompt_tokens", "Tokens of prompts"),
-    "generation_tokens": ("new_tokens", "Tokens that were generated"),
-    "prefix_cache_hits": ("reused_tokens", "Tokens of prompts that were found in the cache"),
-    "prefix_cache_queries": ("prompt_tokens", "Tokens of prompts that were looked for in the cache"),
-    "spec_decode_num_draft_tokens": ("drafted", "Tokens that were guessed"),
-    "spec_decode_num_accepted_tokens": ("accepted", "Tokens that were guessed rightly"),
-    "requests_refused": ("refused", "Requests that cannot fit, or for which the queue had no room"),
-    "engine_steps": ("steps", "Steps that the engine computed"),
-    "device_idle_seconds": (
-        "device_idle",
-        "Time between steps in which the device did nothing and somebody waited",
-    ),
-    "engine_step_limit_seconds": ("step_limit", "The least time that the machine needs for the steps computed"),
-    "host_idle_seconds": ("host_idle", "Time for which the host waited for the device"),
-}
-HISTOGRAMS = {
-    "time_to_first_token_seconds": ("first_token", "From a request's arrival to its first token"),
-    "inter_token_latency_seconds": ("between_tokens", "Between two tokens of one answer"),
-    "e2e_request_latency_seconds": ("whole", "From a request's arrival to its end"),
-    "request_queue_time_seconds": ("queued", "From a request's arrival to the step that begins it"),
-    "engine_step_seconds": ("step", "One step of the engine"),
-}
+from tessera.serve.metrics import BOUNDS, COUNTERS, GAUGES, HISTOGRAMS
 
 
 class Exposition:

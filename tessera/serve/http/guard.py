@@ -15,7 +15,7 @@ from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 
-from tessera.serve.http.schema import BadRequest
+from tessera.serve.http.errors import HttpError
 
 
 def digest(key: str) -> str:
@@ -37,7 +37,7 @@ class Guard:
         given = digest(key.strip())
         matches = [hmac.compare_digest(given, known) for known in self._digests]  # all of them, whichever it is
         if scheme.lower() != "bearer" or not any(matches):
-            raise BadRequest(
+            raise HttpError(
                 "expected a key that is known: Authorization: Bearer KEY", status=401, code="invalid_api_key"
             )
         return given
@@ -46,7 +46,7 @@ class Guard:
     def enter(self, who: str) -> Iterator[None]:
         """Count a request while it is under way."""
         if self._running[who] >= self.most:
-            raise BadRequest(f"{self.most} requests are under way already", status=429, code="too_many_requests")
+            raise HttpError(f"{self.most} requests are under way already", status=429, code="too_many_requests")
         self._running[who] += 1
         try:
             yield
@@ -58,29 +58,26 @@ class Guard:
 
 async def body_of(headers: Mapping[str, str], stream: AsyncIterable[bytes], most: int, seconds: float) -> object:
     """The body as JSON, never more of it than may be, nor waited for longer."""
-    too_large = BadRequest(f"expected a body of at most {most} bytes", status=413, code="body_too_large")
+    too_large = HttpError(f"expected a body of at most {most} bytes", status=413, code="body_too_large")
     stated = headers.get("content-length", "0")
     if stated.isdecimal() and int(stated) > most:
         raise too_large
     read = bytearray()
-
-    async def whole() -> None:
-        async for part in stream:
-            read.extend(part)
-            if len(read) > most:
-                raise too_large
-
     try:
-        await asyncio.wait_for(whole(), seconds)
+        async with asyncio.timeout(seconds):
+            async for part in stream:
+                read.extend(part)
+                if len(read) > most:
+                    raise too_large
     except TimeoutError:
-        raise BadRequest(f"expected the whole body within {seconds:g} s", status=408, code="body_too_slow") from None
+        raise HttpError(f"expected the whole body within {seconds:g} s", status=408, code="body_too_slow") from None
     try:
         body = json.loads(read)
         if b"\\ud" in read.lower():  # an escape may stand for half a character, which is no text
             json.dumps(body, ensure_ascii=False).encode()
         return body
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"expected JSON: {type(error).__name__}: {error}"[:200]) from None
+        raise HttpError(f"expected JSON: {type(error).__name__}: {error}"[:200]) from None
 
 
 def log_access(fields: Mapping[str, object]) -> None:

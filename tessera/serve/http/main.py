@@ -11,7 +11,6 @@ import contextlib
 import signal
 import socket
 import sys
-from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
@@ -37,13 +36,6 @@ class Patient(H11Protocol):
             self.transport.close()
 
 
-@dataclass
-class Address:
-    host: str = "127.0.0.1"
-    port: int = 8000
-    grace: float = 30.0
-
-
 class _Server(uvicorn.Server):
     app: App
 
@@ -54,29 +46,29 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def listen(address: Address) -> socket.socket:
+def listen(config: Config) -> socket.socket:
     """A socket that listens; a port that is taken is one line."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     sock = socket.socket(family)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((address.host, address.port))
+        sock.bind((config.host, config.port))
         sock.listen(2048)
     except (OSError, OverflowError) as error:
         sock.close()
         told = getattr(error, "strerror", None) or error
-        raise InputError(f"{address.host}:{address.port}: expected a free port: {told}") from None
+        raise InputError(f"{config.host}:{config.port}: expected a free port: {told}") from None
     return sock
 
 
-async def run(options: Message, config: Config, address: Address) -> None:
+async def run(options: Message, config: Config) -> None:
     """Serve until a signal comes, or until it turns out that no engine can be started."""
-    sock, remote = listen(address), Remote(options)
+    sock, remote = listen(config), Remote(options)
     app = App(remote, config)
     keeper = asyncio.create_task(remote.run())
     settings = uvicorn.Config(
         app.starlette, log_level="warning", access_log=False, lifespan="off", http=Patient, timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(address.grace), server_header=False,
+        timeout_graceful_shutdown=int(config.grace), server_header=False,
     )  # fmt: skip
     server = _Server(settings)
     server.app = app
@@ -101,7 +93,7 @@ async def _announce(remote: Remote, sock: socket.socket) -> None:
     print(f"tessera serve: ready on http://{host}:{port}/v1", file=sys.stderr, flush=True)
 
 
-def serve(options: Message, config: Config, address: Address) -> None:
+def serve(options: Message, config: Config) -> None:
     """`run`, as an ordinary call."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    asyncio.run(run(options, config, address))
+    asyncio.run(run(options, config))

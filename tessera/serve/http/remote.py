@@ -14,8 +14,8 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
 
+from tessera.serve.http.errors import HttpError
 from tessera.serve.http.wire import Message, pack, read
 from tessera.util.log import log
 
@@ -24,21 +24,12 @@ STEPS = ("ready", "beat", "piece")  # what the thread says that computes steps; 
 BACKOFF = 1.0, 30.0  # seconds before an engine is started again, and at most
 
 
-class EngineError(Exception):
-    """The engine could not answer: `status` is what HTTP calls it, `param` the field at fault."""
-
-    def __init__(self, message: str, status: int = 500, param: str | None = None):
-        super().__init__(message)
-        self.status, self.param = status, param
-
-
-@dataclass(eq=False)
 class Call:
-    """One request that the engine works on."""
+    """One request: its prompts have numbers, and each of them answers that have not ended."""
 
-    number: int
-    left: int = 1  # answers that have not ended
-    queue: asyncio.Queue[Message] = field(default_factory=lambda: asyncio.Queue(BEHIND))
+    def __init__(self, left: dict[int, int]):
+        self.left = left
+        self.queue = asyncio.Queue[Message](BEHIND * len(left))
 
 
 class Remote:
@@ -66,7 +57,8 @@ class Remote:
             while True:
                 began = time.monotonic()
                 await self._once()
-                if self.failed is not None and self.starts == 0:
+                if self.starts == 0:  # whatever ended it would end the next one, too
+                    self.failed = self.failed or "the engine's process ended before it was ready"
                     return
                 wait = BACKOFF[0] if time.monotonic() - began > 60 else min(2 * wait, BACKOFF[1])
                 log(0, f"serve: the engine's process ended; another one starts in {wait:.0f} s")
@@ -94,7 +86,7 @@ class Remote:
             watch.cancel()
             self.ready.clear()
             await self._end()
-            for call in list(self._calls.values()):
+            for call in set(self._calls.values()):
                 self._give(call, {"op": "lost"})
             self._calls.clear()
 
@@ -126,21 +118,25 @@ class Remote:
                 self.failed = str(message["error"])
             case "beat":
                 self.metrics = message["metrics"]  # type: ignore[assignment]
-            case _:
-                call = self._calls.get(message["id"])  # type: ignore[call-overload]
-                if call is not None:
-                    self._give(call, message)
-                    call.left -= message["op"] == "piece" and message["finish"] is not None
-                    if call.left == 0 or message["op"] in ("refused", "answer"):
-                        self._calls.pop(call.number, None)
+            case _ if (call := self._calls.get(message["id"])) is not None:  # type: ignore[call-overload]
+                number: int = message["id"]  # type: ignore[assignment]
+                self._give(call, message)
+                call.left[number] -= message["op"] == "piece" and message["finish"] is not None
+                if not call.left[number] or message["op"] in ("refused", "answer"):
+                    self._calls.pop(number, None)
 
     def _give(self, call: Call, message: Message) -> None:
         if call.queue.full():
-            self._calls.pop(call.number, None)
-            self._tell({"op": "cancel", "id": call.number})
+            self._cancel(call)
             call.queue.get_nowait()
             message = {"op": "slow"}
         call.queue.put_nowait(message)
+
+    def _cancel(self, call: Call) -> None:
+        """What has ended is not cancelled."""
+        for number in call.left:
+            if self._calls.pop(number, None) is not None:
+                self._tell({"op": "cancel", "id": number})
 
     def _tell(self, message: Message) -> None:
         if self._writer is not None:
@@ -148,44 +144,50 @@ class Remote:
 
     # --- asking ---
 
-    async def messages(self, message: Message, patience: float = 60.0) -> AsyncGenerator[Message, None]:
-        """What the engine says to a request. Whoever leaves before the end cancels it."""
+    async def messages(self, *asked: Message, patience: float = 60.0) -> AsyncGenerator[tuple[int, Message], None]:
+        """What the engine says to each of these, by its place. Whoever leaves before the end cancels them all."""
         try:
             await asyncio.wait_for(self.ready.wait(), patience)
         except TimeoutError:
-            raise EngineError("the engine is starting", 503) from None
-        n = message.get("settings", {}).get("n", 1)  # type: ignore[attr-defined]
-        taken, room = sum(call.left for call in self._calls.values()), self.about["room"]
-        if message["op"] == "submit" and taken + n > room:  # type: ignore[operator]
+            raise HttpError("the engine is starting", status=503) from None
+        counts = [message.get("settings", {}).get("n", 1) for message in asked]  # type: ignore[attr-defined]
+        taken, room = sum(call.left[number] for number, call in self._calls.items()), self.about["room"]
+        if asked[0]["op"] == "submit" and taken + sum(counts) > room:  # type: ignore[operator]
             # The engine would refuse it, too. To ask would take time from those that it works on.
-            raise EngineError(f"{taken} sequences are waiting or computed; at most {room} may", 429)
-        call = Call(next(self._numbers), n)
-        self._calls[call.number] = call
-        self._tell({**message, "id": call.number})
+            raise HttpError(f"{taken} sequences are waiting or computed; at most {room} may", status=429)
+        call = Call({next(self._numbers): count for count in counts})
+        places = {number: place for place, number in enumerate(call.left)}
+        self._calls.update(dict.fromkeys(places, call))
+        for number, message in zip(places, asked, strict=True):
+            self._tell({**message, "id": number})
         try:
             while True:
-                yield _checked(await call.queue.get())
+                message = _checked(await call.queue.get())
+                yield places[message["id"]], message  # type: ignore[index]
         finally:
-            if self._calls.pop(call.number, None) is not None:
-                self._tell({"op": "cancel", "id": call.number})
+            self._cancel(call)
 
     async def ask(self, message: Message) -> Message:
         """One question, one answer."""
         async with contextlib.aclosing(self.messages(message)) as messages:
-            async for answer in messages:
-                return answer
-        raise EngineError("the engine gave no answer")
+            return (await anext(messages))[1]
 
 
 def _checked(message: Message) -> Message:
-    match message["op"]:
-        case "lost":
-            raise EngineError("the engine ended while it worked on this request", 503)
-        case "slow":
-            raise EngineError("the answer was read too slowly", 503)
-        case "refused" if message["retry"]:
-            raise EngineError(str(message["error"]), 429)
-        case "refused":
-            param = None if message["param"] is None else str(message["param"])
-            raise EngineError(str(message["error"]), 500 if message["fault"] else 400, param=param)
+    """A message, unless it says that there is no answer."""
+    match message:
+        case {"op": "lost"}:
+            raise HttpError("the engine ended while it worked on this request", status=503)
+        case {"op": "slow"}:
+            raise HttpError("the answer was read too slowly", status=503)
+        case {"op": "refused", "retry": True, "error": str(told)}:
+            raise HttpError(told, status=429)
+        case {"op": "refused", "error": str(told), "param": str() | None as param, "fault": fault}:
+            raise HttpError(told, param, 500 if fault else 400)
+        case {"finish": "error", "error": str(told)}:
+            raise HttpError(told, status=500)
+        case {"finish": "deadline"}:
+            raise HttpError("the request's timeout has passed", status=408)
+        case {"finish": "cancelled"}:
+            raise HttpError("the request was cancelled", status=503)
     return message

@@ -15,15 +15,7 @@ from dataclasses import dataclass, field
 from tessera.serve.http.wire import Message
 from tessera.serve.text import BROKEN
 
-FINISH = {"stop": "stop", "length": "length"}  # other ends are errors
 DONE = b"data: [DONE]\n\n"
-
-
-def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> Message:
-    kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "invalid_request_error"}
-    kinds |= {408: "timeout_error", 413: "invalid_request_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def event(data: Message) -> bytes:
@@ -87,7 +79,7 @@ class Reply:
         self._count(piece)
         choice.text += str(piece["text"])
         choice.logprobs += piece["logprobs"]  # type: ignore[operator]
-        choice.finish = FINISH.get(str(piece["finish"]), choice.finish)
+        choice.finish = piece["finish"] or choice.finish  # type: ignore[assignment]
 
     def _count(self, piece: Message) -> None:
         self.new_tokens += int(piece["tokens"])  # type: ignore[call-overload]
@@ -95,11 +87,8 @@ class Reply:
             self.cached_tokens += int(piece["cached"])  # type: ignore[call-overload]
 
     def whole(self) -> Message:
-        return {
-            **self._head(False),
-            "choices": [self._choice(i, c) for i, c in enumerate(self.choices)],
-            "usage": self.usage,
-        }
+        choices = [self._choice(i, c) for i, c in enumerate(self.choices)]
+        return {**self._head(False), "choices": choices, "usage": self.usage}
 
     def _choice(self, index: int, choice: Choice) -> Message:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -112,16 +101,13 @@ class Reply:
     def opening(self, usage: bool) -> list[bytes]:
         """A chat begins with the role of whoever answers."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return (
-            [self._chunk(i, {"delta": delta}, None, None, usage) for i in range(len(self.choices))]
-            if self.chats
-            else []
-        )
+        count = len(self.choices) if self.chats else 0
+        return [self._chunk(i, {"delta": delta}, None, None, usage) for i in range(count)]
 
     def chunk(self, index: int, piece: Message, usage: bool) -> bytes | None:
         """One piece as an event; None where it says nothing."""
         self._count(piece)
-        finish = FINISH.get(str(piece["finish"]))
+        finish: str | None = piece["finish"]  # type: ignore[assignment]
         if not piece["text"] and not finish and not piece["logprobs"]:
             return None
         choice = self.choices[index]

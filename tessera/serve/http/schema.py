@@ -2,7 +2,7 @@
 
 In: JSON as OpenAI's clients send it, and fields of our own (`top_k`, `min_p`, `min_tokens`, `repetition_penalty`,
 `ignore_eos`, `stop_token_ids`, `priority`, `timeout`; `regex` and `choices` in `response_format`). Out: an `Asked`.
-What is wrong raises `BadRequest`, which names the field. Fields that are not known, or that ask for what is not there,
+What is wrong raises `HttpError`, which names the field. Fields that are not known, or that ask for what is not there,
 are refused; some that change no answer are taken and ignored.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tessera.serve.http.errors import HttpError
 from tessera.serve.http.wire import Message
 
 IGNORED = (
@@ -25,14 +26,6 @@ NOTHING: dict[str, tuple] = {
     "reasoning_effort": (None,), "web_search_options": (None,), "function_call": (None, "none", "auto"),
     "verbosity": (None, "medium"),
 }  # fmt: skip
-
-
-class BadRequest(Exception):
-    """`param` is the field at fault."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
-        super().__init__(message)
-        self.param, self.status, self.code = param, status, code
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,6 @@ class Limits:
 class Asked:
     """A request that was understood."""
 
-    model: str
     prompts: list[Message]  # each `prompt` or `messages`
     settings: Message
     stream: bool = False
@@ -64,6 +56,11 @@ class Asked:
     priority: int = 0
     timeout: float | None = None
     ignored: list[str] = field(default_factory=list)
+
+    @property
+    def n(self) -> int:
+        """Answers to each prompt."""
+        return int(self.settings.get("n", 1))  # type: ignore[call-overload]
 
 
 def _number(low: float, high: float, whole: bool = False) -> Callable[[object], bool]:
@@ -80,29 +77,29 @@ def _flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _settings(limits: Limits) -> dict[str, tuple[str, Callable[[object], bool]]]:
-    """Field -> the name that `tessera.Sampling` has for it, and what may stand there."""
+def _settings(limits: Limits) -> dict[str, Callable[[object], bool]]:
+    """Fields that are settings of `tessera.Sampling`, and what may stand there."""
     most = _number(1, limits.max_tokens, True)
     return {
-        "max_tokens": ("max_tokens", most), "max_completion_tokens": ("max_tokens", most),
-        "min_tokens": ("min_tokens", _number(0, limits.max_tokens, True)),
-        "temperature": ("temperature", _number(0, 2)), "top_p": ("top_p", _number(1e-6, 1)),
-        "top_k": ("top_k", _number(0, 2**31, True)), "min_p": ("min_p", _number(0, 1)),
-        "presence_penalty": ("presence_penalty", _number(-2, 2)),
-        "frequency_penalty": ("frequency_penalty", _number(-2, 2)),
-        "repetition_penalty": ("repetition_penalty", _number(0.01, 100)),
-        "n": ("n", _number(1, limits.n, True)), "seed": ("seed", _number(-(2**63), 2**63 - 1, True)),
-        "ignore_eos": ("ignore_eos", _flag),
+        "max_tokens": most, "max_completion_tokens": most, "min_tokens": _number(0, limits.max_tokens, True),
+        "temperature": _number(0, 2), "top_p": _number(1e-6, 1), "top_k": _number(0, 2**31, True),
+        "min_p": _number(0, 1), "presence_penalty": _number(-2, 2), "frequency_penalty": _number(-2, 2),
+        "repetition_penalty": _number(0.01, 100), "n": _number(1, limits.n, True),
+        "seed": _number(-(2**63), 2**63 - 1, True), "ignore_eos": _flag,
     }  # fmt: skip
 
 
 class Reader:
     """One body, read field by field; what is left in the end is unknown."""
 
-    def __init__(self, body: object, limits: Limits):
+    def __init__(self, body: object, served: str, limits: Limits, *given: str):
+        """`given` are fields that somebody else reads."""
         if not isinstance(body, Mapping):
-            raise BadRequest("expected a JSON object")
-        self.body, self.limits, self.left = body, limits, set(body)
+            raise HttpError("expected a JSON object")
+        self.body, self.limits, self.left = body, limits, set(body) - set(given)
+        name = self.take("model", lambda v: isinstance(v, str), "a text")
+        if name is not None and name != served:
+            raise HttpError(f"model: there is {served!r}, and no {name!r}", "model", 404, "model_not_found")
 
     def take(self, name: str, right: Callable[[object], bool], what: str | None = None) -> object:
         """The field's value, or None; refused unless `right`."""
@@ -110,14 +107,14 @@ class Reader:
         value = self.body.get(name)
         if value is not None and not right(value):
             shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:77]}..."
-            raise BadRequest(f"{name}: expected {what or right.__doc__}, got {shown}", name)
+            raise HttpError(f"{name}: expected {what or right.__doc__}, got {shown}", name)
         return value
 
     def settings(self) -> Message:
         given: Message = {}
-        for name, (ours, right) in _settings(self.limits).items():
+        for name, right in _settings(self.limits).items():
             if (value := self.take(name, right)) is not None:
-                given[ours] = value
+                given["max_tokens" if name == "max_completion_tokens" else name] = value
         given["stop"] = self._stops()
         most = self.limits.bias
         given["stop_tokens"] = self.take("stop_token_ids", _tokens(most), f"a list of at most {most} tokens") or []
@@ -137,13 +134,13 @@ class Reader:
                 return {"json_schema": schema}
             case {"type": "json_schema"}:
                 where = f"{name}.json_schema"
-                raise BadRequest(f"{where}: expected an object with a name, a text, and a schema, an object", where)
+                raise HttpError(f"{where}: expected an object with a name, a text, and a schema, an object", where)
             case {"type": "regex", "regex": str(regex)}:
                 return {"regex": regex}
             case {"type": "choices", "choices": list(choices)} if all(isinstance(c, str) for c in choices):
                 return {"choices": choices}
         kinds = "text, json_object, json_schema, regex with a regex, or choices with a list of texts"
-        raise BadRequest(f"{name}.type: expected {kinds}", f"{name}.type")
+        raise HttpError(f"{name}.type: expected {kinds}", f"{name}.type")
 
     def _stops(self) -> list[str]:
         most, length = self.limits.stops, self.limits.stop_length
@@ -152,7 +149,7 @@ class Reader:
         )
         stops = [given] if isinstance(given, str) else list(given or [])  # type: ignore[call-overload]
         if any(not stop or len(stop) > length for stop in stops):
-            raise BadRequest(f"stop: expected texts of 1 to {length} characters", "stop")
+            raise HttpError(f"stop: expected texts of 1 to {length} characters", "stop")
         return stops
 
     def _biases(self, value: object) -> bool:
@@ -163,7 +160,7 @@ class Reader:
             and all(str(k).isascii() and str(k).isdecimal() and len(str(k)) < 10 and right(v) for k, v in value.items())
         )
 
-    def asked(self, model: str, prompts: list[Message], settings: Message) -> Asked:
+    def asked(self, prompts: list[Message], settings: Message) -> Asked:
         """The rest of the body; nothing may be left that is not known."""
         stream = bool(self.take("stream", _flag))
         options = self.take(
@@ -172,25 +169,19 @@ class Reader:
             f"true or false for {' and '.join(_STREAMED)}",
         )
         if options is not None and not stream:
-            raise BadRequest("stream_options: expected only with stream", "stream_options")
+            raise HttpError("stream_options: expected only with stream", "stream_options")
         usage = bool((options or {}).get("include_usage"))  # type: ignore[attr-defined]
         priority = self.take("priority", _number(-8, 8, True)) or 0
         timeout = self.take("timeout", _number(0.001, self.limits.timeout))
         for name, harmless in NOTHING.items():
             self.take(name, lambda v, harmless=harmless: v in harmless, "nothing, since it is not supported")
-        return Asked(model, prompts, settings, stream, usage, priority, timeout, self.done())  # type: ignore[arg-type]
+        return Asked(prompts, settings, stream, usage, priority, timeout, self.done())  # type: ignore[arg-type]
 
     def done(self) -> list[str]:
         """Refuse what nobody has read; the fields that are ignored."""
         if unknown := sorted(self.left - set(IGNORED), key=str):
-            raise BadRequest(f"unknown field {unknown[0]!r}", str(unknown[0]), code="unknown_parameter")
+            raise HttpError(f"unknown field {unknown[0]!r}", str(unknown[0]), code="unknown_parameter")
         return sorted(self.left)
-
-    def model(self, served: str) -> str:
-        name = self.take("model", lambda v: isinstance(v, str), "a text")
-        if name is not None and name != served:
-            raise BadRequest(f"model: there is {served!r}, and no {name!r}", "model", 404, "model_not_found")
-        return served
 
 
 _STREAMED = ("include_usage", "include_obfuscation")
@@ -215,12 +206,12 @@ def prompts_of(value: object, limits: Limits, name: str = "prompt") -> list[Mess
     elif isinstance(value, list) and 0 < len(value) <= limits.prompts:
         listed = value
     else:
-        raise BadRequest(f"{name}: expected a text, tokens, or a list of at most {limits.prompts} of them", name)
+        raise HttpError(f"{name}: expected a text, tokens, or a list of at most {limits.prompts} of them", name)
     for one in listed:
         if not isinstance(one, str) and not (isinstance(one, list) and one and all(map(_token, one))):
-            raise BadRequest(f"{name}: expected a text or a list of tokens, got {type(one).__name__}", name)
+            raise HttpError(f"{name}: expected a text or a list of tokens, got {type(one).__name__}", name)
         if not 0 < len(one) <= limits.prompt:
-            raise BadRequest(f"{name}: expected 1 to {limits.prompt} characters or tokens, got {len(one)}", name)
+            raise HttpError(f"{name}: expected 1 to {limits.prompt} characters or tokens, got {len(one)}", name)
     return [{"prompt": one} for one in listed]
 
 
@@ -236,75 +227,68 @@ def _content(value: object) -> object:
 def messages_of(value: object, limits: Limits) -> list[Message]:
     """A conversation as templates take it: every content one text."""
     if not isinstance(value, list) or not value:
-        raise BadRequest("messages: expected a list of at least one message", "messages")
+        raise HttpError("messages: expected a list of at least one message", "messages")
     texts, length = [], 0
     for i, one in enumerate(value):
         where = f"messages[{i}]"
         if not isinstance(one, Mapping) or not isinstance(one.get("role"), str):
-            raise BadRequest(f"{where}: expected an object with role and content", where)
+            raise HttpError(f"{where}: expected an object with role and content", where)
         given = {name: value for name, value in one.items() if value not in (None, [])}
         given["content"] = content = _content(one.get("content"))
         for name in MESSAGE:
             if not isinstance(given.get(name, ""), str):
                 told = "a text, or parts of type text" if name == "content" else "a text"
-                raise BadRequest(f"{where}.{name}: expected {told}", f"{where}.{name}")
+                raise HttpError(f"{where}.{name}: expected {told}", f"{where}.{name}")
         if unknown := sorted(given.keys() - set(MESSAGE)):
             at = f"{where}.{unknown[0]}"
-            raise BadRequest(f"{at}: expected nothing, since it is not supported", at, code="unknown_parameter")
+            raise HttpError(f"{at}: expected nothing, since it is not supported", at, code="unknown_parameter")
         length += len(str(content))
         texts.append(given)
     if length > limits.prompt:
-        raise BadRequest(f"messages: expected at most {limits.prompt} characters, got {length}", "messages")
+        raise HttpError(f"messages: expected at most {limits.prompt} characters, got {length}", "messages")
     return [{"messages": texts}]
 
 
 def tokens_of(body: object, served: str, limits: Limits) -> Message:
     """`/tokenize`: a prompt or messages."""
-    reader = Reader(body, limits)
-    reader.model(served)
-    reader.left -= {"prompt", "messages"}
+    reader = Reader(body, served, limits, "prompt", "messages")
     reader.done()
     if "messages" in reader.body:
         return messages_of(reader.body["messages"], limits)[0]
     asked = prompts_of(reader.body.get("prompt"), limits)
     if len(asked) != 1:
-        raise BadRequest(f"prompt: expected one, got {len(asked)}", "prompt")
+        raise HttpError(f"prompt: expected one, got {len(asked)}", "prompt")
     return asked[0]
 
 
 def text_of(body: object, served: str, limits: Limits) -> Message:
     """`/detokenize`: tokens."""
-    reader = Reader(body, limits)
-    reader.model(served)
+    reader = Reader(body, served, limits)
     what = f"a list of at most {limits.prompt} tokens"
     tokens = reader.take("tokens", _tokens(limits.prompt), what)
     reader.done()
     if tokens is None:
-        raise BadRequest(f"tokens: expected {what}", "tokens")
+        raise HttpError(f"tokens: expected {what}", "tokens")
     return {"tokens": tokens}
 
 
 def completion(body: object, served: str, limits: Limits) -> Asked:
     """`/v1/completions`."""
-    reader = Reader(body, limits)
-    model = reader.model(served)
-    reader.left.discard("prompt")
+    reader = Reader(body, served, limits, "prompt")
     prompts = prompts_of(reader.body.get("prompt"), limits)
     settings = {"max_tokens": 16, **reader.settings()}
     settings["logprobs"] = reader.take("logprobs", _number(0, limits.logprobs, True))
-    return reader.asked(model, prompts, settings)
+    return reader.asked(prompts, settings)
 
 
 def chat(body: object, served: str, limits: Limits) -> Asked:
     """`/v1/chat/completions`."""
-    reader = Reader(body, limits)
-    model = reader.model(served)
-    reader.left.discard("messages")
+    reader = Reader(body, served, limits, "messages")
     prompts = messages_of(reader.body.get("messages"), limits)
     settings = reader.settings()
     wanted = reader.take("logprobs", _flag)
     top = reader.take("top_logprobs", _number(0, limits.logprobs, True))
     if top is not None and not wanted:
-        raise BadRequest("top_logprobs: expected only with logprobs", "top_logprobs")
+        raise HttpError("top_logprobs: expected only with logprobs", "top_logprobs")
     settings["logprobs"] = (top or 0) if wanted else None
-    return reader.asked(model, prompts, settings)
+    return reader.asked(prompts, settings)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import struct
+from typing import BinaryIO
 
 _LENGTH = struct.Struct(">I")
 Message = dict[str, object]
@@ -20,21 +20,12 @@ def pack(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def receive(sock: socket.socket) -> Message | None:
+def receive(stream: BinaryIO) -> Message | None:
     """The next message; None when the other side has gone."""
-    head = _exactly(sock, _LENGTH.size)
-    body = None if head is None else _exactly(sock, _LENGTH.unpack(head)[0])
-    return None if body is None else json.loads(body)
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < count:
-        part = sock.recv(count - len(parts))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
+    head = stream.read(_LENGTH.size)
+    size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+    body = stream.read(size)
+    return json.loads(body) if size and len(body) == size else None
 
 
 async def read(stream: asyncio.StreamReader) -> Message | None:

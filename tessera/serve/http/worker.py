@@ -7,6 +7,7 @@ anything to compute, and sends. When the server goes, so does this process.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import BinaryIO
 
 import torch
 
@@ -37,8 +39,10 @@ _TUPLES = ("stop", "stop_tokens", "allowed", "choices")
 
 
 class Worker:
-    def __init__(self, engine: Engine, sock: socket.socket):
-        self.engine, self.sock = engine, sock
+    """`heard` is what the server says over `sock`."""
+
+    def __init__(self, engine: Engine, sock: socket.socket, heard: BinaryIO):
+        self.engine, self.sock, self.heard = engine, sock, heard
         self._streams: dict[int, Stream] = {}
         self._news = threading.Event()
         self._sending = threading.Lock()
@@ -54,7 +58,7 @@ class Worker:
 
     def read(self) -> None:
         """Until the server goes."""
-        while (message := receive(self.sock)) is not None:
+        while (message := receive(self.heard)) is not None:
             self._handle(message)
             self._news.set()
         self._left = True
@@ -69,9 +73,9 @@ class Worker:
         except Exception as error:  # whatever a request does, it hurts only itself
             known = isinstance(error, TesseraError | ValueError | TypeError)
             text = str(error) if isinstance(error, TesseraError) else f"{type(error).__name__}: {error}"
+            param, text = ("response_format", text) if isinstance(error, GuideError) else _field(text, message)
             retry = isinstance(error, Refused) and error.retry
-            told: Message = {"error": text, "retry": retry, "fault": not known}
-            told["param"] = "response_format" if isinstance(error, GuideError) else _field(text, message)
+            told: Message = {"error": text, "retry": retry, "fault": not known, "param": param}
             self.send({"op": "refused", "id": message["id"], **told})
 
     def _submit(self, message: Message) -> None:
@@ -160,17 +164,19 @@ class Worker:
         return token_bytes(self._text([token]), written)
 
 
-def _field(text: str, message: Message) -> str | None:
-    """The field at fault, as the request calls it."""
-    field = FIELDS.get(text.partition(":")[0])
+def _field(text: str, message: Message) -> tuple[str | None, str]:
+    """The field at fault, and what is wrong with it, both as the request calls it."""
+    name, _, told = text.partition(":")
+    field = FIELDS.get(name)
     if field == "prompt":
-        return "tokens" if message["op"] == "detokenize" else "messages" if message.get("messages") else "prompt"
-    return field
+        field = "tokens" if message["op"] == "detokenize" else "messages" if message.get("messages") else "prompt"
+    return field, text if field is None else f"{field}:{told}"
 
 
 def main() -> int:
     sock = socket.socket(fileno=int(sys.argv[1]))
-    options = receive(sock)
+    heard = sock.makefile("rb")
+    options = receive(heard)
     if options is None:
         return 0
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)  # 1024 without it; read at the first product
@@ -182,14 +188,12 @@ def main() -> int:
         sock.sendall(pack({"op": "failed", "error": str(error)}))
         return 2
     gc.freeze()  # the model and the compiler stay: to walk over them again would make everybody wait for 0.3 s
-    worker = Worker(engine, sock)
+    worker = Worker(engine, sock, heard)
     room = engine.scheduler.most_running + engine.scheduler.most_waiting
     worker.send({"op": "ready", "longest": engine.longest, "room": room})
     threading.Thread(target=worker.read, daemon=True).start()
-    try:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server has gone
         worker.run()
-    except (BrokenPipeError, ConnectionResetError):
-        return 0  # the server has gone
     return 0
 
 
