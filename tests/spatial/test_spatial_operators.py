@@ -36,6 +36,14 @@ class Many(nn.Module):
         return [f(x) for f in self.functions]
 
 
+def _ints(x: torch.Tensor) -> torch.Tensor:
+    return (x * 40).int()
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return (x.tanh().abs() * 120).to(torch.uint8) + 100
+
+
 GROUPS: dict[str, list[Callable]] = {
     "order": [
         lambda x: x.sort(-1), lambda x: x.sort(0, descending=True), lambda x: x.topk(2, largest=False),
@@ -76,6 +84,26 @@ GROUPS: dict[str, list[Callable]] = {
         lambda x: (x * 10).long() @ (x * 10).long().T,
         lambda x: torch.round(x, decimals=1), lambda x: torch.log2(x.abs()), lambda x: (x > 0) ^ (x < 1),
         lambda x: torch.cdist(x, x), lambda x: torch.cat([x[:0], x]), lambda x: x.as_strided((3, 3), (7, 2)),
+    ],
+    "functions": [
+        torch.atan, lambda x: torch.asin(x.tanh()), lambda x: torch.acos(x.tanh()), lambda x: torch.atanh(x.sin() / 2),
+        torch.asinh, lambda x: torch.acosh(x.abs() + 1), lambda x: torch.erfinv(x.tanh()), torch.special.log_ndtr,
+        lambda x: torch.lgamma(x.abs() + 0.1), lambda x: torch.digamma(x.abs() + 0.1), torch.i0, torch.special.i1e,
+        lambda x: torch.atan2(x, x.flip(0)), lambda x: torch.copysign(x, x.flip(0)), lambda x: torch.signbit(x * 0),
+        lambda x: torch.fmax(x, x.flip(0).log()), lambda x: torch.fmin(x.log(), x), lambda x: torch.angle(x.log()),
+    ],
+    "bits": [
+        lambda x: _ints(x) & 0xF, lambda x: _ints(x) | _ints(x.flip(0)), lambda x: _ints(x) ^ 5, lambda x: ~_ints(x),
+        lambda x: _ints(x) << 3, lambda x: _ints(x) >> 2, lambda x: (_bytes(x) & 0xF).to(torch.int8) - 8,
+        lambda x: torch.lcm(_ints(x), _ints(x.flip(0))), lambda x: (x > 0) & 3,
+    ],
+    "integers that leave their type": [
+        lambda x: (_bytes(x) + _bytes(x.flip(0))) >> 1, lambda x: ~_bytes(x) > 120,
+        lambda x: (_bytes(x) * 3).to(torch.int8) // 3, lambda x: (_bytes(x) - 200) * 0.5,
+        lambda x: ((x > 0) + (x < 0.5)) == 1,
+    ],
+    "integers beside what is asked of floats": [
+        lambda x: _ints(x).long() + (1 << 30) + (x > 0), lambda x: torch.where(x > 0, _ints(x) + (1 << 25), _ints(x)),
     ],
 }  # fmt: skip
 
