@@ -14,6 +14,7 @@ from tessera.machines.find import spatial_machine
 from tessera.spatial.errors import MapError
 from tessera.spatial.map import map_onto
 from tessera.spatial.simulator import simulate
+from tessera.util.errors import CaptureError
 from tests.spatial.nets import toy
 
 X = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
@@ -186,3 +187,16 @@ def test_sizes_that_depend_on_data_and_too_many_pairs_are_refused():
         map_onto(Many(lambda x: x[x > 0]), X, machine="toy")
     with pytest.raises(MapError, match="sorting compares 131,072 × 131,072 elements"):
         map_onto(Many(lambda x: x.sort(-1).values), torch.randn(1, 1 << 17), machine=toy(1, 1))
+
+
+def test_what_data_would_decide_is_told_in_one_line_with_its_place_and_a_way_out(capfd):
+    ways = {
+        "branch": lambda x: x + 1 if x.sum() > 0 else x - 1,
+        "count": lambda x: x[:, : int(x.abs().max().item())],
+        "loop": lambda x: next(x / n for n in range(1, 99) if (x / n).sum() < 1),
+    }
+    for way in ways.values():
+        with pytest.raises(CaptureError, match=r"on data at .*test_spatial_operators.py:\d+: .*a bucket") as told:
+            map_onto(Many(way), X, machine="toy")
+        assert "\n" not in str(told.value)
+    assert capfd.readouterr().err == ""
