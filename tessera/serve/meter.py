@@ -41,8 +41,9 @@ class Meter:
         self._done: Moment | None = None  # when the device ended it; None: nobody was left then
 
     def step(self, flight: Flight, waited: float, now: float, more: bool) -> float:
-        """A step has landed, for which the host has waited since `waited`; is there `more` to compute? Its time is that
-        since its launch, or since the step before landed."""
+        """A step has landed, for which the host has waited since `waited`; is there `more` to compute? What is counted is
+        its time since its launch, or since the step before landed; what is given back is the time the device took for
+        it. Two steps may land at once, and the second seems to take no time at all."""
         counts, works, start = self.counts, flight.batch.works, max(flight.start, self._landed)
         counts.host_idle += now - waited
         if self._done is not None:
@@ -54,7 +55,7 @@ class Meter:
         tokens = flight.batch.tokens
         name = "decode" if tokens == len(works) else "mixed"
         self._events.append(Event(name, start, now - start, tokens, len(works)))
-        return now - start
+        return between(flight.begun, flight.done)
 
     def tokens(self, request: Request, count: int, now: float) -> None:
         """A request got so many new tokens."""
