@@ -270,12 +270,12 @@ class Pushforward:
             else:
                 pushed = pushed.with_(outputs=wanted, mutations={})
             self.halves = Halves.cut(pushed, self.tangents, count if apart else 0)
-        args = call.args()
+        inputs = call.args()
         with call.traced.grad_mode():
-            results = replay(self.halves.early, args)
+            results = replay(self.halves.early, inputs)
             self.outs, self.kept = (results[:count], results[count:]) if apart else ([], results)
             if not apart:
-                self.outs = replay(sweep(call.trace), args)
+                self.outs = replay(sweep(call.trace), inputs)
         self.value, self.aux = call.pack(self.outs)
 
     def push(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
