@@ -127,8 +127,10 @@ def _layout(data: object, trace: Trace, reader: Reader) -> Layout:
     for place, part in enumerate(layout.outputs):
         if isinstance(part, Aliased):
             alias(part)
-            if part.same is not None:
-                number(part.same, place)
+            if part.shared is not None:
+                earlier, steps = part.shared
+                number(earlier, place)
+                number(steps, len(part.steps) + 1)
         elif not isinstance(part, tuple):
             number(part, results)
     for _, part in layout.placed:

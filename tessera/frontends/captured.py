@@ -95,11 +95,23 @@ def aliases(
     bases = _shared_bases(
         recorded.outputs, recorded.refs, aliased, {id(recorded.refs[id(x)].root) for x in inputs}, builder
     )
-    first: dict[int, int] = {}
-    for i, alias in sorted(aliased.items()):
-        if first.setdefault(id(recorded.outputs[i]), i) != i:
-            aliased[i] = replace(alias, same=first[id(recorded.outputs[i])])
+    _share(aliased, recorded)
     return aliased, bases
+
+
+def _share(aliased: dict[int, Aliased], recorded: Recorded) -> None:
+    """Objects that are made once: outputs that are one object, and detached tensors, since whoever writes a view of one
+    gives it a history."""
+    first: dict[int, tuple[int, int]] = {}
+    for i, alias in sorted(aliased.items()):
+        ref, end = recorded.refs[id(recorded.outputs[i])], len(alias.steps)
+        detached = max((k + 1 for k, step in enumerate(alias.steps) if op_name(step[0]) == "detach"), default=end)
+        for k in range(end, 0, -1):
+            earlier = first.setdefault(id(ref), (i, k))
+            if earlier[0] != i and alias.shared is None and k >= detached:
+                alias = aliased[i] = replace(alias, shared=earlier)
+            assert ref.view is not None
+            ref = ref.view.parent
 
 
 def _input_aliases(

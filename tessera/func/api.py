@@ -158,7 +158,9 @@ def _jvp(func: Callable, primals: tuple, tangents: tuple, strict: bool, has_aux:
     moved = call.check_tangents(tangents)
     with fake.alone():
         pushed = sweep(forward_mode.jvp(call.trace, call.wrt, call.traced.mode))
-    results = replay(pushed, [*call.traced.args, *moved])
+    args = call.args()
+    with call.traced.grad_mode():
+        results = replay(pushed, [*args, *moved])
     outs, ts = results[: len(call.trace.outputs)], results[len(call.trace.outputs) :]
     value, aux = call.pack(outs)
     if strict and any(ts[i] is None for i in call.results):

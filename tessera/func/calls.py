@@ -49,6 +49,15 @@ class Call:
         self.wrt = [self.check_input(i) for i in chosen]
         self.results, self.result_spec = self.find_results()
 
+    def args(self) -> list[torch.Tensor]:
+        """What a program made of the trace begins its inputs with. Forward mode looks at its arguments through views,
+        here made under no_grad: gradients that the function turns on end there."""
+        args = self.traced.args
+        if self.traced.enables_grad:
+            moved = {self.trace.inputs.index(v) for v in self.wrt}
+            args = [x.view_as(x) if i in moved else x for i, x in enumerate(args)]
+        return args
+
     def check_input(self, place: int) -> Value:
         v = self.traced.input(place)
         if v in self.trace.mutations and self.name in REVERSE:
@@ -261,12 +270,15 @@ class Pushforward:
             else:
                 pushed = pushed.with_(outputs=wanted, mutations={})
             self.halves = Halves.cut(pushed, self.tangents, count if apart else 0)
-        results = replay(self.halves.early, call.traced.args)
-        self.outs, self.kept = (results[:count], results[count:]) if apart else ([], results)
-        if not apart:
-            self.outs = replay(sweep(call.trace), call.traced.args)
+        inputs = call.args()
+        with call.traced.grad_mode():
+            results = replay(self.halves.early, inputs)
+            self.outs, self.kept = (results[:count], results[count:]) if apart else ([], results)
+            if not apart:
+                self.outs = replay(sweep(call.trace), inputs)
         self.value, self.aux = call.pack(self.outs)
 
     def push(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        moved = replay(self.halves.late, [*self.kept, *tangents])
+        with self.call.traced.grad_mode():
+            moved = replay(self.halves.late, [*self.kept, *tangents])
         return [or_zeros(t, self.outs[i]) for t, i in zip(moved, self.call.results, strict=True)]

@@ -51,7 +51,8 @@ def forward_jacobian(func: Callable, args: tuple, argnums: Argnums, has_aux: boo
         raise refused_draw("jacfwd", drawn)
     inputs = program.call.primals
     (basis,) = _basis(inputs, None)
-    columns = _run_rows(program.halves, program.kept, basis, basis[0].shape[0], outs, randomness)
+    with program.call.traced.grad_mode():
+        columns = _run_rows(program.halves, program.kept, basis, basis[0].shape[0], outs, randomness)
     table = []
     for o, column in zip(outs, columns, strict=True):
         parts = column.movedim(0, -1).split([x.numel() for x in inputs], -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,12 +28,16 @@ class Aliased:
     source: int  # position among the inputs, or among the trace's outputs
     steps: tuple[Step, ...]
     of_output: bool = False
-    same: int | None = None  # the output before this one that is the very same object
+    shared: tuple[int, int] | None = None  # an output before this one, and how many first steps give the same object
 
     @property
     def asks(self) -> bool:
         """Whether it needs numbers of the program."""
         return any(isinstance(a, Result) for a in pytree.tree_leaves(self.steps))
+
+    def part(self, begin: int, end: int) -> Aliased:
+        """Some of its steps alone."""
+        return replace(self, steps=self.steps[begin:end], shared=None)
 
     def make(self, x: torch.Tensor, results: Sequence[object] = ()) -> torch.Tensor:
         steps = pytree.tree_map_only(Result, lambda r: results[r.place], self.steps) if results else self.steps

@@ -64,22 +64,13 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
         scope[f"place{position}"] = alias.make
         lines.append(f"    out[{position}] = place{position}(args[{alias.source}]).copy_(out[{position}])")
     parts = []
+    views = Views(layout, scope, lines)
     for index, part in enumerate(layout.outputs):
         match part:
             case int():
                 parts.append(f"out[{part}]")
-            case Aliased(same=int(earlier)):
-                name = parts[earlier]
-                if "(" in name:  # a view that is to be made once
-                    lines.append(f"    view_{earlier} = {name}")
-                    parts[earlier] = name = f"view_{earlier}"
-                parts.append(name)
-            case Aliased(source=source, steps=()):
-                parts.append(f"args[{source}]")
-            case Aliased(source=source):
-                scope[f"view{index}"] = part.make
-                numbers = ", out" if part.asks else ""
-                parts.append(f"view{index}({'out' if part.of_output else 'args'}[{source}]{numbers})")
+            case Aliased():
+                parts.append(views.made(index, part))
             case (_, value):
                 scope[f"constant{index}"] = value
                 parts.append(f"constant{index}")
@@ -87,6 +78,35 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
     lines.append("    return out" if plain else f"    return ({', '.join(parts)}{',' if len(parts) == 1 else ''})")
     exec("\n".join(lines), scope)
     return scope["call"]  # type: ignore[return-value]
+
+
+class Views:
+    """Writes the lines that make outputs as views; what several outputs share is made once."""
+
+    def __init__(self, layout: Layout, scope: dict[str, object], lines: list[str]) -> None:
+        self.scope, self.lines = scope, lines
+        found = [part for part in layout.outputs if isinstance(part, Aliased)]
+        self.asked = {part.shared for part in found if part.shared is not None}
+        self.held: set[tuple[int, int]] = set()
+
+    def made(self, index: int, part: Aliased) -> str:
+        """How output `index` is called in the code."""
+        begin, name = 0, f"{'out' if part.of_output else 'args'}[{part.source}]"
+        if part.shared in self.held:
+            earlier, begin = part.shared
+            name = f"view_{earlier}_{begin}"
+        for end in sorted(k for i, k in self.asked if i == index and k > begin):
+            self.lines.append(f"    view_{index}_{end} = {self.called(index, part, begin, end, name)}")
+            begin, name = end, f"view_{index}_{end}"
+            self.held.add((index, end))
+        return self.called(index, part, begin, len(part.steps), name)
+
+    def called(self, index: int, part: Aliased, begin: int, end: int, name: str) -> str:
+        if begin == end:
+            return name
+        steps = part.part(begin, end)
+        self.scope[f"view{index}_{end}"] = steps.make
+        return f"view{index}_{end}({name}{', out' if steps.asks else ''})"
 
 
 class Overlaps:

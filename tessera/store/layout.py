@@ -38,11 +38,13 @@ def read_layout(data: dict, reader: Reader) -> Layout:
 
 
 def _read_aliased(data: list, reader: Reader) -> Aliased:
-    source, of_output, steps, same = data
+    source, of_output, steps, shared = data
     views = tuple((*map(reader.arg, (op, args, kwargs)), index, off) for op, args, kwargs, index, off in steps)
-    return Aliased(source, views, of_output, same)  # type: ignore[arg-type]
+    if isinstance(shared, int):  # as it was written once: the whole object
+        shared = shared, len(views)
+    return Aliased(source, views, of_output, None if shared is None else tuple(shared))  # type: ignore[arg-type]
 
 
 def write_aliased(alias: Aliased, writer: Writer) -> list:
     steps = [[*map(writer.arg, (op, args, kwargs)), index, off] for op, args, kwargs, index, off in alias.steps]
-    return [alias.source, alias.of_output, steps, alias.same]
+    return [alias.source, alias.of_output, steps, alias.shared]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import tessera
 
@@ -182,3 +184,42 @@ def test_views_made_with_gradients_have_histories(program: Callable, frontend: s
         sum(y.sum() * (i + 1) for i, y in enumerate(out) if y.requires_grad).backward()
         results.append((flags, x.grad.tolist()))
     assert results[0] == results[1]
+
+
+def _pushed(t: object, f: Callable, x: torch.Tensor) -> object:
+    return t.jvp(f, (x,), (torch.ones_like(x),))  # type: ignore[attr-defined]
+
+
+def _columns(t: object, f: Callable, x: torch.Tensor) -> object:
+    return t.jacfwd(f)(x)  # type: ignore[attr-defined]
+
+
+MODES = {"no_grad": torch.no_grad, "enable_grad": torch.enable_grad, "as it is": nullcontext}
+
+
+@pytest.mark.parametrize("transform", [_pushed, _columns])
+@pytest.mark.parametrize("around", MODES)
+@pytest.mark.parametrize("between", MODES)
+def test_gradients_on_inside_forward_mode(transform: Callable, around: str, between: str) -> None:
+    """torch.func's results say that they require gradients, which end at the views it makes of its arguments."""
+
+    def seen(t: object) -> list:
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                return x.sin() * x
+
+        def outer(x: torch.Tensor) -> object:
+            with MODES[between]():
+                return transform(t, inner, x)
+
+        found = []
+        for f in (inner, outer):
+            x = torch.linspace(0.1, 1, 3, dtype=torch.float64).requires_grad_()
+            with MODES[around]():
+                outs = tree_leaves(transform(t, f, x))
+            for o in outs:
+                grads = torch.autograd.grad(o.sum(), x, retain_graph=True, allow_unused=True) if o.requires_grad else ()
+                found.append((o.detach(), o.requires_grad, grads))
+        return found
+
+    torch.testing.assert_close(seen(tessera), seen(torch.func))

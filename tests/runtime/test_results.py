@@ -311,3 +311,43 @@ def test_a_leaf_written_unseen_and_copied_elsewhere(frontend: str) -> None:
         copy.square().sum().backward()
         seen.append((leaf.detach(), leaf.is_leaf, copy.detach(), copy.requires_grad, leaf.grad))
     torch.testing.assert_close(seen[0], seen[1])
+
+
+def zeros_and_a_part(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.zeros(4)
+    return y, y[:2]
+
+
+def a_part_and_a_detached_argument(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.detach()
+    return y[1:], y, y[:2]
+
+
+def parts_of_one_detached_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = (x * 2).detach()
+    z = y.view(2, 2)
+    return z[1], x + 1, y[:2], z, y[:2]
+
+
+def detached_twice(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    return y.detach(), y, y.detach()[:2]
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize(
+    "fn", [zeros_and_a_part, a_part_and_a_detached_argument, parts_of_one_detached_result, detached_twice]
+)
+def test_writing_a_view_of_a_detached_tensor_gives_that_one_a_history(fn: Callable, frontend: str) -> None:
+    def seen(fn: Callable) -> list:
+        x, w = torch.arange(4.0).requires_grad_(), torch.full((2,), 3.0, requires_grad=True)
+        out = fn(x)
+        out[-1].copy_(w * 2)
+        grads = [
+            torch.autograd.grad(o.square().sum(), (x, w), retain_graph=True, allow_unused=True)
+            for o in out
+            if o.requires_grad
+        ]
+        return [[o.detach() for o in out], [o.requires_grad for o in out], grads]
+
+    torch.testing.assert_close(seen(tessera.jit(fn, strict=True, frontend=frontend)), seen(fn))

@@ -67,7 +67,7 @@ class Traced:
     out_spec: pytree.TreeSpec
     mode: FakeTensorMode
     aliased: dict[int, Aliased]  # outputs that are views of an input which the function writes
-    enables_grad: bool = False  # mapped under no_grad, the function turns gradients on for a part of itself
+    enables_grad: bool = False  # under no_grad, the function turns gradients on for a part of itself
 
     @property
     def args(self) -> list[torch.Tensor]:
@@ -144,9 +144,9 @@ def trace_function(
             if AUTOGRAD in str(error):
                 raise CaptureError(f"{error_line(error)}: {_DIFFERENTIATES}") from error
             raise
-        if builder.enables_grad and types:  # Gradients are on around it then: what runs without them is marked.
+        if builder.enables_grad and (types or moved):  # They are on around it then: what runs without them is marked.
             with torch.enable_grad():
-                again = trace_function(torch.no_grad()(fn), args, kwargs, types, name, close)
+                again = trace_function(torch.no_grad()(fn), args, kwargs, types, name, close, moved=moved)
             return dataclasses.replace(again, enables_grad=True)
         if builder.data_taken and differentiated:
             known = (*zip(recorded.trace.inputs, flags, strict=True), *recorded.trace.constants.items())
