@@ -22,7 +22,7 @@ os.environ.setdefault("TESSERA_KEYS", str(Path(tempfile.mkdtemp(prefix="tessera-
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from tiers import in_quick, sweep_rest, words_of  # noqa: E402
+from tiers import HERE, SWEPT_FILES, in_quick, sweep_rest, words_of  # noqa: E402
 
 # Kernels are written for a GPU in many tests; where there is none to ask, it is this one.
 if not torch.cuda.is_available():
@@ -36,7 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files outside the quick tier are not even imported."""
+    """Files outside the quick tier are not even imported, nor are files of sweeps where no sweep is asked for."""
+    swept = any(collection_path == HERE / file for file in SWEPT_FILES)
+    if swept and "not sweep" in config.getoption("markexpr"):
+        return True
     test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     return True if config.getoption("quick") and test and words_of(collection_path) is None else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from tiers import HERE, QUICK, SWEEPS, chosen, in_quick, values_of
+from tiers import HERE, QUICK, SWEEPS, SWEPT_FILES, chosen, in_quick, values_of
 
 FOLDERS = {path.parent for path in HERE.rglob("test_*.py")} - {HERE / "gpu"}
 
@@ -24,6 +24,11 @@ def test_every_sweep_is_a_test() -> None:
     for test in SWEEPS:
         file, name = test.split("::")
         assert f"def {name}(" in (HERE / file).read_text(), test
+
+
+def test_files_of_sweeps_hold_nothing_else() -> None:
+    for file in SWEPT_FILES:
+        assert "\npytestmark = pytest.mark.sweep\n" in (HERE / file).read_text(), file
 
 
 @pytest.mark.parametrize("first", [0.5, 1.5, 2.5, 3.5, 4.5, 5.5])

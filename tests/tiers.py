@@ -5,6 +5,8 @@
     sweep     make sweep             more seeds and sizes of what `test` tries some of
     gpu       pytest -m gpu          what needs an NVIDIA GPU
 
+`SWEPT_FILES` names files that hold sweeps alone and take seconds to import: only the sweep imports them.
+
 `SWEEPS` names tests with so many cases that `test` runs a part of them, chosen by name and spread over all values, and
 `sweep` the others. Single tests of the sweep have the mark `sweep`.
 
@@ -23,6 +25,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+
+SWEPT_FILES = ("exporters/onnx/test_opinfo_onnx.py",)
 
 # Of every so many cases `test` runs one.
 SWEEPS: dict[str, int] = {

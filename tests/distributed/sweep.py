@@ -6,6 +6,7 @@ the joined results must be those of the whole. `python tests/distributed/sweep.p
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ from tessera.ir.placement import Placement
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.torch_internals.samples import operators
 from tessera.transforms.shard.partition import shard
 from tessera.util.names import names
 
@@ -97,16 +97,20 @@ def tried(info: object) -> Counter:
     return counts
 
 
+def operators() -> list:
+    """Those that compute in float64. Importing them takes seconds, which nobody pays who only collects tests."""
+    table = importlib.import_module("tessera.torch_internals.samples").operators
+    return [info for info in table if torch.float64 in info.dtypes]
+
+
 def named(names: list[str]) -> list:
-    return [info for info in operators if info.name in names and torch.float64 in info.dtypes]
+    return [info for info in operators() if info.name in names]
 
 
 if __name__ == "__main__":
     total: Counter = Counter()
-    first, last = map(int, sys.argv[1:3]) if len(sys.argv) > 2 else (0, len(operators))
-    for info in operators[first:last]:
-        if torch.float64 not in info.dtypes:
-            continue
+    first, last = map(int, sys.argv[1:3]) if len(sys.argv) > 2 else (0, None)
+    for info in operators()[first:last]:
         counts = tried(info)
         for outcome, count in counts.items():
             total[outcome.split(":")[0]] += count

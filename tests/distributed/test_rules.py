@@ -40,10 +40,10 @@ def test_cut_along_every_dimension(name: str) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("start", range(0, len(operators), 20))
+@pytest.mark.parametrize("start", range(32))
 def test_all_operators(start: int) -> None:
-    for info in operators[start : start + 20]:
-        if torch.float64 in info.dtypes and (outcomes := tried(info)):
+    for info in operators()[start::32]:
+        if outcomes := tried(info):
             fair(outcomes)
 
 

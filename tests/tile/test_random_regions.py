@@ -105,19 +105,19 @@ def test_eager_is_right_and_a_wrong_result_is_not() -> None:
 
 
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
-@pytest.mark.parametrize("seeds", batches(0, 60, 1980, 60))
+@pytest.mark.parametrize("seeds", batches(0, 30, 2010, 30))
 def test_cpu(seeds: range) -> None:
     check_report(run_regions.run("cpu", seeds))
 
 
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
-@pytest.mark.parametrize("seeds", batches(10_000, 20, 180, 20))
+@pytest.mark.parametrize("seeds", batches(10_000, 10, 190, 10))
 def test_cpu_with_one_kernel_a_program(seeds: range) -> None:
     check_report(run_regions.run("whole", seeds))
 
 
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
-@pytest.mark.parametrize("seeds", batches(50_000, 20, 180, 20))
+@pytest.mark.parametrize("seeds", batches(50_000, 10, 190, 10))
 def test_cpu_with_sizes_that_change(seeds: range) -> None:
     report = run_regions.run("dynamic", seeds)
     check_report(report)

@@ -30,8 +30,10 @@ from tessera.torch_internals import (
 )
 from tessera.util.errors import InternalsError
 
+SAMPLES = "samples"  # importing them takes seconds, which nobody pays who only collects tests
 for _module in pkgutil.iter_modules(torch_internals.__path__):
-    importlib.import_module(f"{torch_internals.__name__}.{_module.name}")
+    if _module.name != SAMPLES:
+        importlib.import_module(f"{torch_internals.__name__}.{_module.name}")
 for _name in shapes.LATE:
     getattr(shapes, _name)
 
@@ -42,6 +44,12 @@ LINEAR = torch.ops.aten.linear.default
 def test_this_version_has(path: str) -> None:
     known = lookup.SYMBOLS[path]
     assert known.there == known.expected, f"{path}, for {known.why}"
+
+
+def test_this_version_has_samples_of_operators() -> None:
+    importlib.import_module(f"{torch_internals.__name__}.{SAMPLES}")
+    known = [symbol for symbol in lookup.SYMBOLS.values() if symbol.why == "trying every operator"]
+    assert len(known) == 3 and all(symbol.there == symbol.expected for symbol in known), known
 
 
 def test_a_missing_symbol_names_itself_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from tessera.onnx import export
 from tessera.torch_internals import pytree
 from tessera.util.errors import CaptureError
 
+pytestmark = pytest.mark.sweep
+
 SAMPLES = 2
 LEFT_OUT = ("empty", "jiterator", "sparse")  # results that are uninitialised, and what is no plain tensor
 CASES = [op for op in op_db if torch.float32 in op.dtypes and not any(part in op.name for part in LEFT_OUT)]
@@ -23,7 +25,6 @@ def numbered(op) -> str:
     return f"{op.name}.{op.variant_test_name}".rstrip(".")
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("op", CASES, ids=numbered)
 def test_samples_of_an_operator(op) -> None:
     pytest.importorskip("onnxruntime")
