@@ -33,6 +33,7 @@ import difflib
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from tessera.distributed.context_parallel import Context, context_in
 from tessera.distributed.expert_parallel import expert_stacks
@@ -41,9 +42,9 @@ from tessera.distributed.pipe import Pipe, pipe_in
 from tessera.distributed.tensor_parallel import Cuts, columns_and_rows
 from tessera.ir.equation import Value
 from tessera.ir.mesh import Mesh
-from tessera.ir.placement import Placement, parse_splits
+from tessera.ir.placement import Mark, Placement, parse_splits
 from tessera.ir.trace import Trace
-from tessera.ir.types import size_key
+from tessera.ir.types import size_hint, size_key
 from tessera.transforms.pipelined.known import WORDS as SCHEDULES
 from tessera.util.errors import OptionError
 
@@ -175,8 +176,27 @@ def lay_out(
         for v in cuts[axis].summed
         if v.ndim > 2 and (place := _along_sequence(plan, v, axis, rows, context)) is not None
     }
-    homes = context.homes(inputs) if context else {}
+    homes = (context.homes(inputs) if context else {}) | _packed(plan, weights, held, cuts)
     return Layout(plan, dict(held), split, split, inputs, results, homes)
+
+
+def _packed(
+    plan: Plan, weights: Mapping[str, Value], held: Mapping[str, Placement], cuts: Mapping[str, Cuts]
+) -> dict[Value, Placement]:
+    """Where packed weights are read: each of their blocks is cut. To lay a weight so, and its gradient back, is to
+    gather it; that is done where it is smaller than the rows that would be gathered otherwise."""
+    names, ranks = {v: name for name, v in weights.items()}, prod(map(plan.mesh.size, plan.axes(*DATA, *CONTEXT)))
+    homes: dict[Value, Placement] = {}
+    for axis, cut in cuts.items():
+        for weight, blocks in cut.packed.items():
+            rows = prod(map(size_hint, cut.made[weight].shape)) // ranks
+            if prod(map(size_hint, weight.shape)) > rows:
+                continue
+            for v in (weight, *cut.beside.get(weight, ())):
+                there = [a for a in held[names[v]].axes if plan.words[a] in MODEL]
+                if there == [axis] and held[names[v]].dim_of(axis) == cut.weights[v]:
+                    homes[v] = Placement.whole(plan.mesh, v.shape).with_axis(cut.weights[v], axis, Mark(blocks))
+    return homes
 
 
 def context_of(plan: Plan, trace: Trace, batch: Sequence[Value]) -> Context | None:

@@ -4,6 +4,10 @@ In: a captured program, its weights, the ranks of an axis. Out: for each weight 
 whose input is whole has its weight cut by columns: its result is split along the last dimension, and so is what follows
 from it element by element or head by head. Where such a value meets the next weight, that one is cut by rows, and the
 result is a sum over ranks. Tables of embeddings are cut by rows too.
+
+A weight whose columns are several blocks (`q, k, v = qkv(x).chunk(3, -1)`, or a view as `[b, s, 3, heads, head]`) is
+packed. Cut plainly, ranks would have other blocks, and what follows must be gathered; where each block is cut, a rank
+has its heads of all of them. `packed` says of how many blocks such weights are.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass, field
 
 from tessera.ir.call import in_place
 from tessera.ir.equation import Equation, Value
+from tessera.ir.placement import PLAIN, Mark
 from tessera.ir.trace import Trace
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import Factors, tensors
@@ -30,6 +35,10 @@ class Cuts:
     split: dict[Value, int] = field(default_factory=dict)  # the dimension along which other values come to be split
     of: dict[Value, frozenset[Value]] = field(default_factory=dict)  # the weights by which they are
     lost: set[Value] = field(default_factory=set)  # weights whose cut some reader must undo
+    marks: dict[Value, Mark] = field(default_factory=dict)  # of values that are split otherwise than plainly
+    packed: dict[Value, int] = field(default_factory=dict)  # blocks of weights of which each is best cut
+    made: dict[Value, Value] = field(default_factory=dict)  # of a weight cut by columns, the product
+    beside: dict[Value, list[Value]] = field(default_factory=dict)  # of such a weight, biases that are cut with it
 
 
 def columns_and_rows(trace: Trace, weights: Collection[Value], ranks: int) -> Cuts:
@@ -77,7 +86,9 @@ def _product(eqn: Equation, rule: Factors, at: int, known: Known, ranks: int, cu
     (inner,) = rule.reduced
     weight, dims = operands[at], rule.operands[at]
     fed = any(
-        cuts.split.get(v) == d.index((inner,)) for v, d in zip(operands, rule.operands, strict=True) if (inner,) in d
+        cuts.split.get(v) == d.index((inner,)) and v not in cuts.marks
+        for v, d in zip(operands, rule.operands, strict=True)
+        if (inner,) in d
     )
     if fed:
         if _take(cuts, known, weight, dims.index((inner,)), ranks):
@@ -90,23 +101,27 @@ def _product(eqn: Equation, rule: Factors, at: int, known: Known, ranks: int, cu
         return
     (result,) = rule.results
     assert result is not None
-    cuts.split[eqn.out], cuts.of[eqn.out] = result.index((outer,)), frozenset((known[weight][0],))
+    own = known[weight][0]
+    cuts.split[eqn.out], cuts.of[eqn.out] = result.index((outer,)), frozenset((own,))
+    cuts.made[own] = eqn.out
     for i, v in enumerate(operands):
-        if i in rule.addends and v in known and (outer,) in rule.operands[i]:
-            _take(cuts, known, v, rule.operands[i].index((outer,)), ranks)
+        added = i in rule.addends and v in known and (outer,) in rule.operands[i]
+        if added and _take(cuts, known, v, rule.operands[i].index((outer,)), ranks):
+            cuts.beside.setdefault(own, []).append(known[v][0])
 
 
 def _follow(eqn: Equation, rule: Factors, ranks: int, cuts: Cuts) -> None:
     """The results of an operator that may be cut where its operands are."""
-    factors, split = set(), cuts.split
     origins = frozenset(w for v in tensors(eqn) for w in cuts.of.get(v, ()))
-    for v, dims in zip(tensors(eqn), rule.operands, strict=True):
-        if v in split and dims[split[v]]:
-            if dims[split[v]][0] in rule.whole:
-                cuts.lost |= cuts.of[v]
-            else:
-                factors.add(dims[split[v]][0])
-    if len(factors) != 1:
+    found = [
+        _cut_of(rule, dims[cuts.split[v]], v, ranks, cuts)
+        for v, dims in zip(tensors(eqn), rule.operands, strict=True)
+        if v in cuts.split and dims[cuts.split[v]]
+    ]
+    if any(cut is not None and cut[0] in rule.whole for cut in found):
+        cuts.lost |= origins
+    factors = {cut[0] for cut in found if cut is not None and cut[0] not in rule.whole and cut[1] == PLAIN}
+    if len(factors) != 1 or any(cut is not None and cut[1] != PLAIN for cut in found):
         return
     (factor,) = factors
     size = rule.sizes.get(factor, 0)
@@ -118,5 +133,33 @@ def _follow(eqn: Equation, rule: Factors, ranks: int, cuts: Cuts) -> None:
         return
     for v, dims in zip(eqn.outputs, rule.results, strict=True):
         for dim, names in enumerate(dims or ()):
-            if v is not None and names and names[0] == factor:
-                split[v], cuts.of[v] = dim, origins
+            if v is not None and factor in names and (mark := _mark(rule, names, factor)) is not None:
+                cuts.split[v], cuts.of[v] = dim, origins
+                if mark != PLAIN:
+                    cuts.marks[v] = mark
+
+
+def _mark(rule: Factors, dim: tuple[str, ...], factor: str) -> Mark | None:
+    """How an axis that cuts a factor plainly cuts a dimension that is made of it and others."""
+    before = [rule.sizes.get(f) for f in dim[: dim.index(factor)]]
+    return Mark(math.prod(before)) if all(type(n) is int for n in before) else None  # type: ignore[arg-type]
+
+
+def _cut_of(rule: Factors, dim: tuple[str, ...], v: Value, ranks: int, cuts: Cuts) -> tuple[str, Mark] | None:
+    """The factor of a dimension that is cut, and how; of blocks that cannot be, what is inside of each, if the weight
+    behind is packed so."""
+    mark = cuts.marks.get(v, PLAIN)
+    cut = rule.cut_by(dim, mark)
+    if cut is None or mark != PLAIN or len(dim) == 1 or len(origin := cuts.of[v]) != 1:
+        return cut
+    (weight,) = origin
+    blocks, size = rule.sizes.get(dim[0]), rule.sizes.get(dim[1])
+    if not (type(blocks) is int and type(size) is int) or cuts.packed.get(weight, blocks) != blocks:
+        return cut
+    if weight not in cuts.made or v.shape[cuts.split[v]] != weight.shape[cuts.weights[weight]]:
+        return cut
+    plain = cut[0] not in rule.whole and blocks % ranks == 0
+    if (plain and weight not in cuts.packed) or size % ranks or dim[1] in rule.whole:
+        return cut
+    cuts.packed[weight] = blocks
+    return dim[1], PLAIN

@@ -14,6 +14,7 @@ import torch
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import Size, size_key
+from tessera.ops.factors.packed import packed, slice_backward_here, slice_here, split_here, unpacked
 from tessera.ops.factors.rule import Cut, Dims, Factors, arguments, rule, tensors
 
 ALONE = (frozenset([0]),)
@@ -153,6 +154,8 @@ def along(eqn: Equation) -> Factors | None:
     if x.ndim == 0:
         return None
     dims = [_dim(eqn, x.ndim - 1 if name in ("sort", "topk") else 0)]
+    if (blocks := _blocks(eqn, x, dims[0])) is not None:
+        return blocks
     if name in ("flip", "roll"):
         named = arguments(eqn)["dims"]
         if not named and name == "roll":
@@ -168,11 +171,31 @@ def along(eqn: Equation) -> Factors | None:
     return Factors((tuple(_plain(x.ndim)),), tuple(results), whole=frozenset(whole), linear=linear)
 
 
+def _blocks(eqn: Equation, x: Value, dim: int) -> Factors | None:
+    """The rule of what takes equal blocks out of a dimension; None where it does something else."""
+    parts = [v for v in eqn.outputs if v is not None]
+    if eqn.opname == "slice":
+        start = _block(arguments(eqn), x.shape[dim], parts[0].shape[dim])
+        return None if start is None else unpacked(x, parts, dim, slice_here(dim, start))
+    return unpacked(x, parts, dim, split_here(dim)) if eqn.opname in ("split", "split_with_sizes", "chunk") else None
+
+
+def _block(given: dict, size: Size, width: Size) -> int | None:
+    """Which of the blocks of a dimension a slice is."""
+    start = given["start"] or 0
+    if given["step"] != 1 or not (type(start) is int and type(size) is int and type(width) is int) or not width:
+        return None
+    start = max(start + size, 0) if start < 0 else start
+    return start // width if start % width == 0 else None
+
+
 @rule("cat stack")
 def joined(eqn: Equation) -> Factors | None:
     operands, out = tensors(eqn), eqn.out
     positional, _ = eqn.bound()
     dim = positional[1] % out.ndim
+    if eqn.opname == "cat" and (blocks := packed(operands, out, dim)) is not None:
+        return blocks
     whole = {f"d{dim}"}
     dims = []
     for number, x in enumerate(operands):
@@ -205,6 +228,9 @@ def partly(eqn: Equation) -> Factors | None:
             touched = {i for i, n in enumerate(positional[1]) if n != 1}
         case "slice_backward":
             dim = positional[2] % out.ndim
+            block = _block(arguments(eqn), out.shape[dim], x.shape[dim])
+            if block is not None and (blocks := packed([x], out, dim, slice_backward_here(dim, block))) is not None:
+                return blocks
             dims = tuple(("s",) if i == dim else d for i, d in enumerate(_plain(out.ndim)))
             whole = frozenset(["s", f"d{dim}"])
             return Factors((dims,), (tuple(_plain(out.ndim)),), whole=whole, linear=ALONE, sized=(1,))

@@ -32,6 +32,7 @@ from tessera.ops.factors.rule import Factors, apart_of, tensors, uncut
 from tessera.ops.factors.tried import tried
 from tessera.transforms.shard.alike import alike, elementwise
 from tessera.transforms.shard.choose import RING, Choice, Question, choose
+from tessera.transforms.shard.homes import CAST, Homes
 from tessera.transforms.shard.instead import back_again
 from tessera.transforms.shard.local import local
 from tessera.transforms.shard.makers import Makers
@@ -59,8 +60,9 @@ def shard(
     """The program of one rank. `placements` pins values of the trace, inputs or not; other inputs are whole on every
     rank. `stays` says for an axis what is not moved along it if there is another way: "weights", which are the inputs
     named so and what is computed from them alone, or "activations". With `wide`, pinned summands of 16 bits are added
-    in float32. `homes` is where inputs go at once, of which the placed one stays a copy; `ways` says
-    of an axis that operands may be exchanged along it: keys and values in a "ring", rows to their "experts"."""
+    in float32. `homes` is where inputs go at once, of which the placed one stays a copy, and weights when they are
+    read; `ways` says of an axis that operands may be exchanged along it: keys and values in a "ring", rows to their
+    "experts"."""
     trace = in_place(trace)
     for v, placement in (*placements.items(), *(homes or {}).items()):
         if placement.mesh != mesh:
@@ -70,7 +72,6 @@ def shard(
     return _Partitioner(trace, mesh, placements, weights, stays or {}, wide, homes or {}, ways or {}).run()
 
 
-CAST = "_to_copy"
 AHEAD = 4  # equations that are looked through to see how a value will lie
 
 
@@ -90,7 +91,7 @@ class _Partitioner:
         self.homes, self.ways = homes, ways
         self.builder = Builder(trace.name, mode_of(trace))
         self.values = Values(self.builder, mesh, stays, pins if wide else ())
-        self.makers = Makers(self.values)
+        self.makers, self.weights_at = Makers(self.values), Homes(self.values, homes, weights)
         self.values.make = self.makers.made
         self.held, self.kinds = self.values.held, self.values.kinds
         self.uses: dict[Value, int] = {}
@@ -110,8 +111,9 @@ class _Partitioner:
         self.symbols()
         with self.builder:
             for v, home in self.homes.items():
-                given = self.held[v][0]
-                self.held[v] = [self.values.bring(v, home), given]
+                if v not in self.weights_at.later:
+                    given = self.held[v][0]
+                    self.held[v] = [self.values.bring(v, home), given]
             for eqn in trace.equations:
                 self.equation(eqn)
             outputs = map_values(trace.outputs, self.output)
@@ -157,6 +159,8 @@ class _Partitioner:
     # --- equations ---
 
     def equation(self, eqn: Equation) -> None:
+        if self.weights_at.later or self.weights_at.there:
+            self.weights_at.settle(eqn)
         kinds = {self.kinds[v] for v in eqn.inputs()}
         kind = next((k for k in ("activations", "weights") if k in kinds), "")
         self.kinds.update(dict.fromkeys(eqn.results(), kind))
@@ -271,7 +275,7 @@ class _Partitioner:
     def choice(self, eqn: Equation, rule: Factors, operands: list[Value], results: list[Value | None]) -> Choice:
         """How an equation is cut; as one before it was, if that is the same and its operands lie as they did there."""
         pinned = tuple(None if v is None else self.pins.get(v) for v in results)
-        held = tuple(tuple(placement_of(copy) for copy in self.held[v]) for v in operands)
+        held = tuple(tuple(placement_of(copy) for copy in self.weights_at.copies(eqn, v)) for v in operands)
         may_pass = tuple(self.uses.get(v, 0) == 1 and len(self.held[v]) == 1 for v in operands)
         number = None if any(v in self.makers.of for v in operands) else lasting(eqn)
         key = number, held, pinned, may_pass, tuple(self.kinds[v] for v in operands)

@@ -38,7 +38,25 @@ class Step:
 
 
 def path(a: Placement, b: Placement) -> list[Step]:
-    """The steps from one placement to another of the same value."""
+    """The steps from one placement to another of the same value. Where axes cut a dimension as they shall but for their
+    marks, those may be changed first: then summands can be scattered inside of what is cut anew."""
+    direct = _walked(a, b)
+    there = _marked_as(a, b)
+    if there is None:
+        return direct
+    return min(direct, [*_walked(a, there), *_walked(there, b)], key=lambda steps: sum(s.sent(1) for s in steps))
+
+
+def _marked_as(a: Placement, b: Placement) -> Placement | None:
+    """One place with the marks of another; None where they are the same, or the axes are not."""
+    marks = [(axis, b.mark(axis)) for axis in a.axes if a.how(axis) is None]
+    same = all(axes == b.splits[dim][: len(axes)] for dim, axes in enumerate(a.splits))
+    if not a.parts or not same or all(a.mark(axis) == mark for axis, mark in marks):
+        return None
+    return replace(a, marks=tuple(marks))
+
+
+def _walked(a: Placement, b: Placement) -> list[Step]:
     walk = _Walk(a, b)
     walk.combine()
     walk.leave()
