@@ -16,7 +16,7 @@ import torch
 
 from tessera.frontends.grad_mode import kept_grad_mode
 from tessera.frontends.requires_grad import with_history
-from tessera.ir.alias import KEEP_GRAD, Ref
+from tessera.ir.alias import KEEP_GRAD, Ref, keep_grad
 from tessera.ir.aliased import Aliased, Step
 from tessera.ir.builder import Builder
 from tessera.ir.checks import record_assumptions
@@ -70,7 +70,10 @@ def capture(
     outputs = [
         _laid_out(builder, v, x, recorded.refs) for v, x in zip(recorded.trace.outputs, recorded.outputs, strict=True)
     ]
-    bases = [_laid_out(builder, base.read(builder), base.tensor, recorded.refs) for base in bases]
+    homes = {id(x): v for v, x in zip(outputs, recorded.outputs, strict=True)}
+    homes |= {id(base.tensor): _laid_out(builder, base.read(builder), base.tensor, recorded.refs) for base in bases}
+    bases = [homes[id(base.tensor)] for base in bases]
+    outputs = [_at_home(builder, v, x, recorded.refs, homes) for v, x in zip(outputs, recorded.outputs, strict=True)]
     numbers = dict.fromkeys(values_in([alias.steps for alias in aliased.values()]))
     unseen = written_unseen(builder.equations, recorded.trace.mutations)  # what they hold now brings no history
     detached = {v: builder.emit(torch.ops.aten.detach.default, recorded.trace.mutations[v]) for v in unseen}
@@ -169,6 +172,24 @@ def _laid_out(builder: Builder, v: object, tensor: object, refs: dict[int, Ref])
     if not isinstance(v, Value) or not isinstance(tensor, torch.Tensor) or not refs[id(tensor)].root.version:
         return v
     return laid_as(builder, v, tensor)
+
+
+def _at_home(builder: Builder, v: object, tensor: object, refs: dict[int, Ref], homes: dict[int, object]) -> object:
+    """A part of another result that has a history of its own lies in that one's memory all the same."""
+    ref = refs[id(tensor)] if isinstance(tensor, torch.Tensor) else None
+    if ref is None or not isinstance(v, Value) or not (ref.own_history and ref.root.version):
+        return v
+    base, steps = _climb(ref, start=True)
+    home = homes.get(id(base.tensor))
+    whole = all(op_name(op) == "detach" for op, *_ in steps)  # it holds what its base holds
+    if not isinstance(home, Value) or base.view is not None or whole:
+        return v
+    with builder:
+        part: Value = home
+        for op, args, kwargs, index, _ in steps:
+            made = builder.emit(op, part, *args, **kwargs)
+            part = made if index is None else made[index]  # type: ignore[index,assignment]
+        return keep_grad(v, part, tangent=True)
 
 
 def numbers_as_values(trace: Trace, builder: Builder) -> Trace:

@@ -16,7 +16,7 @@ from tessera.frontends.export_ranges import Sizes, narrower
 from tessera.ir.recurrent import RECURRENT
 from tessera.ir.strides import copied
 from tessera.torch_internals import pytree
-from tessera.torch_internals.exporting import every_line, quiet_guards
+from tessera.torch_internals.exporting import every_line, line_at_fault, quiet_guards
 from tessera.torch_internals.operators import made_of
 from tessera.util.errors import CaptureError, OptionError
 
@@ -40,7 +40,7 @@ def exported_program(
     try:
         return _exported(module, args, kwargs, shapes, dynamic, strict=False), names
     except Exception as error:
-        refusal = CaptureError(f"torch.export does not capture {_name_of(model)}: {error}")
+        refusal = CaptureError(f"torch.export does not capture {_name_of(model)}: {_reason(error)}")
         refusal.__cause__ = error
         if _FIXED not in str(error):
             raise refusal from error
@@ -48,6 +48,16 @@ def exported_program(
         return _exported(module, args, kwargs, shapes, dynamic, strict=True), names
     except Exception:
         raise refusal from refusal.__cause__
+
+
+def _reason(error: Exception) -> str:
+    """Why a program is not captured; what PyTorch says of a value that it does not know runs over many lines."""
+    if "data-dependent" not in str(error):
+        return str(error)
+    return (
+        f"what is computed depends on data at {line_at_fault(error)}: expected torch.where over both sides of a "
+        "branch, and for a size the largest one (a bucket) with a mask over what is not there"
+    )
 
 
 def _exported(

@@ -60,7 +60,7 @@ def _given_by_body(eqn: Equation, carrying: set[Value]) -> set[Value]:
     body, operands = eqn.args[0], eqn.args[1:]
     if not isinstance(body, Trace):
         return {v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable}
-    begun = ((v, x in carrying or None) for v, x in zip(body.inputs, operands, strict=True))
+    begun = ((v, (isinstance(x, Value) and x in carrying) or None) for v, x in zip(body.inputs, operands, strict=True))
     inner = with_history(begun, body.equations)
     pairs = zip(eqn.outputs, body.outputs, strict=True)
     return {v for v, made in pairs if v is not None and isinstance(made, Value) and made in inner}

@@ -13,14 +13,14 @@ history of its own: what is written on one side of it, the other side holds but 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from tessera.ir.builder import Builder, aten, emit
-from tessera.ir.equation import NO_GRAD, Arg, Equation, Special, Value, values_in
+from tessera.ir.equation import NO_GRAD, VIEWED, Arg, Equation, Special, Value, values_in
 from tessera.ir.fake import rule_of
 from tessera.ir.schema import bind, schema_of
 from tessera.ir.types import size_key
@@ -111,6 +111,21 @@ class Ref:
 def grad_mode(builder: Builder, on: bool) -> Iterator[None]:
     before = builder.tags
     builder.tags = before - {NO_GRAD} if on else before | {NO_GRAD}
+    try:
+        yield
+    finally:
+        builder.tags = before
+
+
+_OVERWRITES = names("copy_ fill_ zero_")
+
+
+@contextmanager
+def overwriting(builder: Builder, op: OpOverload, written: Iterable[Ref]) -> Iterator[None]:
+    """Mark a write that leaves nothing of what a view showed."""
+    before = builder.tags
+    if op_name(op) in _OVERWRITES and any(ref.view is not None for ref in written):
+        builder.tags = before | {VIEWED}
     try:
         yield
     finally:

@@ -124,6 +124,7 @@ class Source:
 NOWHERE = Source()
 NO_GRAD = "no_grad"  # tag of equations that ran under torch.no_grad
 NO_TANGENT = "no_tangent"  # tag of equations that ran while forward-mode AD was switched off
+VIEWED = "viewed"  # tag of writes through a view that leave nothing of what was there
 APART = "apart"  # tag of equations that run, though an equal one gave the caller what they compute
 
 

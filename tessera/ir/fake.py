@@ -200,6 +200,14 @@ def _reshape(op: OpOverload) -> Callable:
     return rule
 
 
+def _ctc_loss(
+    logs: torch.Tensor, targets: object, lengths: object, wanted: object, blank: int = 0, reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """One loss a sequence; the sizes of what its kernel keeps are known only when it runs."""
+    return logs.new_empty(logs.shape[1:2] if reduction == 0 and logs.ndim == 3 else ())
+
+
 # Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta, and runs `_unique` on zeros), or
 # knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
@@ -207,6 +215,7 @@ _RULES: dict[object, Callable] = {
     _aten._efficient_attention_backward.default: _efficient_backward,
     # A layer's kernel for evaluation gives rows of a product; PyTorch's rule has them lie as the input does.
     _aten._transformer_encoder_layer_fwd.default: lambda x, *_, **__: x.new_empty(x.shape),
+    **{op: _ctc_loss for op in (_aten.ctc_loss.Tensor, _aten.ctc_loss.IntList)},
     _aten.index_put.default: index_put,
     _aten.view.default: _view,
     **{op: _reshape(op) for op in (_aten.reshape.default, _aten._unsafe_view.default)},

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tessera.ir import fake, literals
-from tessera.ir.alias import FUNCTIONAL, Ref, Root, View, grad_mode
+from tessera.ir.alias import FUNCTIONAL, Ref, Root, View, grad_mode, overwriting
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
 from tessera.ir.layouts import laid_as
@@ -311,7 +311,8 @@ class Recorder(TorchDispatchMode):
             positional, keyword = bind(func, lowered_args, lowered_kwargs)
             for i in schema.mutated if schema.is_out else ():
                 keyword.pop(params[i].name)
-            results = self.builder.emit(plain, *positional, **keyword)
+            with overwriting(self.builder, func, map(self.ref, targets)):
+                results = self.builder.emit(plain, *positional, **keyword)
             news = [v for v in pytree.tree_leaves(results) if isinstance(v, Value)]
             _check_casts(func, targets, news)
             extra: list[Value] = []

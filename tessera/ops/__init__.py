@@ -10,6 +10,7 @@ from tessera.ops import (  # noqa: F401
     control,
     conv,
     copies,
+    ctc,
     elementwise,
     experts,
     fp8,

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from tessera.ir.builder import aten
-from tessera.ir.equation import Arg, Equation, Value
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import ACTIVE, VIEWED, Arg, Equation, Value
 from tessera.ir.types import Size
 from tessera.ops.families import call, carry, fit, pad_rank, sum_to, view
 from tessera.ops.op import declare
+from tessera.ops.tied import TIED
 from tessera.util.names import names
 
 PLAIN_FORMATS = (None, 0, torch.contiguous_format, torch.preserve_format)
@@ -74,8 +75,15 @@ declare(
 # --- one tensor's contents replaced by another's --------------------------------------------------
 
 
+def _overwritten(ct: Value) -> Value:
+    """The gradient of what was there. Autograd writes zeros into a view of `ct` where a view was written: the gradient
+    then has the history of `ct`."""
+    zeros = aten.zeros_like(ct)
+    return emit(TIED, zeros, ct) if VIEWED in ACTIVE[-1].tags else zeros  # type: ignore[attr-defined]
+
+
 def _copy_vjp(ct: Value, y: Value, x: Value, src: Value, non_blocking: bool) -> tuple:
-    return lambda: aten.zeros_like(ct), lambda: _home(sum_to(ct, src), src)
+    return lambda: _overwritten(ct), lambda: _home(sum_to(ct, src), src)
 
 
 def _copy_jvp(ts: Sequence[Value | None], y: Value, x: Value, src: Value, non_blocking: bool) -> Value:
@@ -100,21 +108,21 @@ def _fill_batch(size: Size, on: Sequence[bool], x: Value, value: Arg) -> Value:
 declare(
     "aten.fill.Scalar",
     "copy",
-    vjp=lambda ct, y, x, value: (lambda: aten.zeros_like(ct),),
+    vjp=lambda ct, y, x, value: (lambda: _overwritten(ct),),
     jvp=lambda ts, y, x, value: aten.zeros_like(y),
     batch=_fill_batch,
 )
 declare(
     "aten.fill.Tensor",
     "copy",
-    vjp=lambda ct, y, x, value: (lambda: aten.zeros_like(ct), lambda: aten.sum(ct)),
+    vjp=lambda ct, y, x, value: (lambda: _overwritten(ct), lambda: aten.sum(ct)),
     jvp=lambda ts, y, x, value: aten.zeros_like(y) if ts[1] is None else fit(ts[1], y),
     batch=_fill_batch,
 )
 declare(
     "aten.zero",
     "copy",
-    vjp=lambda ct, y, x: (lambda: aten.zeros_like(ct),),
+    vjp=lambda ct, y, x: (lambda: _overwritten(ct),),
     jvp=lambda ts, y, x: aten.zeros_like(y),
     batch=lambda size, on, x: aten.zero(x),
 )

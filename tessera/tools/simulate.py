@@ -66,7 +66,12 @@ def input_types(program: Program | ChainedProgram) -> list[TensorType]:
 
 
 def _given(path: str) -> list[torch.Tensor]:
-    tensors = torch.load(path, weights_only=True)
+    try:
+        tensors = torch.load(path, weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # the reader fails in its own ways on what nobody saved
+        raise OptionError(f"{path}: expected what torch.save wrote: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(tensors, list | tuple) or not all(isinstance(x, torch.Tensor) for x in tensors):
         raise OptionError(f"{path}: expected a list of tensors")
     return list(tensors)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from tessera.torch_internals.lookup import symbol
+from tessera.torch_internals.lookup import owner_of, symbol
 from tessera.util.files import PACKAGE
 
 _WHY = "the lines of functions that are exported"
@@ -46,14 +46,27 @@ def _is_program(frame: traceback.FrameSummary) -> bool:
     return not frame.filename.startswith(_LIBRARIES)
 
 
+def line_at_fault(error: BaseException) -> str:
+    """The innermost line of the program on the way to an error."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_program(f)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
+
+
 @contextmanager
 def quiet_guards() -> Iterator[None]:
-    """While inside, sizes that do not stay open are not logged: an error says so, and another attempt may follow."""
-    before, _guards.disabled = _guards.disabled, True
+    """While inside, nothing is logged or printed of sizes that do not stay open or that depend on data: an error says
+    so, and another attempt may follow."""
+    before = [logger.disabled for logger in _LOGGERS]
+    for logger in _LOGGERS:
+        logger.disabled = True
+    trace = owner_of("torch.export._trace._export", "what it prints of a graph that ends where data would decide")
+    vars(trace)["print"] = lambda *args, **kwargs: None
     try:
         yield
     finally:
-        _guards.disabled = before
+        vars(trace).pop("print", None)
+        for logger, was in zip(_LOGGERS, before, strict=True):
+            logger.disabled = was
 
 
-_guards = logging.getLogger("torch._guards")
+_LOGGERS = [logging.getLogger(name) for name in ("torch._guards", "torch.fx.experimental.symbolic_shapes")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import pytest
 import torch
@@ -240,6 +241,22 @@ def test_dynamic_sizes():
         return checkpoint(lambda a: a.view(2, -1).sin().sum(0), x, use_reentrant=False)
 
     check(halves, torch.randn(6, requires_grad=True), dynamic=True)
+
+
+def test_sizes_among_the_operands_of_a_body():
+    """They are found dynamic on the second call."""
+
+    def f(x):
+        a, b = x.chunk(2, 1)
+        h = checkpoint(lambda z: torch.softmax(z * b.shape[0], 1), b, use_reentrant=False)
+        return x.sin() * b.shape[0], h.detach().add_(-1), a
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing runs eagerly
+        fast = tessera.jit(f)
+        for rows in (3, 5, 6):
+            x = torch.randn(rows, 4, requires_grad=True)
+            assert_close(fast(x), f(x))
 
 
 def test_autocast_and_no_grad_reach_into_a_body():

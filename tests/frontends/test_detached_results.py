@@ -32,7 +32,23 @@ def written_through_a_view(x: Tensor) -> tuple[Tensor, ...]:
     return base, detached, row
 
 
-@pytest.mark.parametrize("program", [copied, multiplied, written_through_a_view])
+def part(x: Tensor) -> tuple[Tensor, ...]:
+    base = x * 2
+    row = base[1]
+    detached = row.detach()
+    detached.mul_(row + 1)
+    return base, detached, row
+
+
+def window(x: Tensor) -> tuple[Tensor, ...]:
+    base = x * 2
+    shown = base.as_strided((2,), (1,), 1)
+    detached = shown[0].detach()
+    detached[...] = shown[0]
+    return detached, shown
+
+
+@pytest.mark.parametrize("program", [copied, multiplied, written_through_a_view, part, window])
 @pytest.mark.parametrize("grad", [False, True])
 def test_they_share_memory_as_in_eager(program: Callable, grad: bool) -> None:
     def seen(run: Callable) -> tuple:

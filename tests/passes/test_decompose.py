@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from programs import on_cuda, trace_of
+from torch.testing import assert_close
 
+import tessera
 from tessera.ir.equation import Equation
 from tessera.ir.interp import run
 from tessera.ir.verify import verify
@@ -168,3 +171,13 @@ def test_an_empty_result_on_a_gpu_keeps_nothing_whole(fn: Callable) -> None:
         {"log_sigmoid_forward", "binary_cross_entropy_with_logits"}
     )
     verify(trace)
+
+
+@pytest.mark.parametrize("loss", [F.huber_loss, F.binary_cross_entropy, torch.heaviside])
+def test_what_kernels_refuse_by_dtype_is_refused(loss: Callable) -> None:
+    x, labels = torch.rand(4), torch.ones(4, dtype=torch.int64)
+    with pytest.raises(RuntimeError) as eager:
+        loss(labels, x)
+    with pytest.raises(RuntimeError, match=re.escape(str(eager.value))):
+        tessera.jit(lambda *args: loss(*args))(labels, x)
+    assert_close(tessera.jit(lambda *args: loss(*args))(x, labels.to(x.dtype)), loss(x, labels.to(x.dtype)))

@@ -129,3 +129,36 @@ def test_a_view_of_a_leaf_whose_place_is_a_symbol_is_not_written() -> None:
     view = tessera.jit(half, dynamic=True, executors=["aten"])(torch.arange(6.0).requires_grad_())
     with pytest.raises(RuntimeError, match="a view of a leaf"):
         view.mul_(2)
+
+
+OVERWRITES: dict[str, Callable[[Tensor], object]] = {
+    "zeros in a reshaped one": lambda y: y.view(-1).zero_(),
+    "a number in a transposed one": lambda y: y.t().fill_(0.5),
+    "a tensor in a reshaped one": lambda y: y.view(4).copy_(torch.ones(4, dtype=y.dtype)),
+    "zeros in a part": lambda y: y[:1].zero_(),
+    "zeros in itself": lambda y: y.zero_(),
+}
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+@pytest.mark.parametrize("name", OVERWRITES)
+def test_whether_the_gradient_of_what_was_overwritten_requires_grad(name: str, frontend: str) -> None:
+    """Where a view was written, autograd makes that gradient of the gradient of the result."""
+
+    def grads(compiled: Callable) -> list:
+        def made(x: Tensor, read: Callable) -> Tensor:
+            y = x * 2
+            OVERWRITES[name](y)
+            return read(y)
+
+        found = []
+        for read in (torch.sigmoid, torch.neg):
+            x = torch.linspace(-1, 1, 4, dtype=torch.float64).view(2, 2).requires_grad_()
+            out = compiled(lambda x, read=read: made(x, read))(x)
+            (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            again = torch.autograd.grad(g.sum(), x)[0] if g.requires_grad else None
+            found.append((g.requires_grad, g.detach(), again))
+        return found
+
+    ours = grads(lambda fn: tessera.jit(fn, strict=True, frontend=frontend))
+    torch.testing.assert_close(ours, grads(lambda fn: fn))

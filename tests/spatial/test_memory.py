@@ -8,8 +8,9 @@ import random
 import pytest
 
 from tessera.spatial.memory import canonical, exact
-from tessera.spatial.memory.allocate import _greedy, _neighbours, _orders, _urgent, allocate
+from tessera.spatial.memory.allocate import Placed, _greedy, _neighbours, _orders, _urgent, allocate
 from tessera.spatial.memory.check import Laid, LayoutError, check
+from tessera.spatial.memory.separate import separate
 from tessera.spatial.memory.span import Span, pressure
 from tessera.util.errors import OptionError
 from tests.spatial.lifetimes import least, prove, random_spans
@@ -82,6 +83,19 @@ def test_buffers_that_stand_too_high_become_urgent() -> None:
         prove(spans, placed)
         lower += placed.height < before.height
     assert lower > 10
+
+
+def test_buffers_that_overlap_are_moved_apart() -> None:
+    for seed in (2, 3, 4, 5):
+        spans = random_spans(seed, 100)
+        neighbours = _neighbours(spans)
+        before = min((_greedy(spans, order, neighbours) for order in _orders(spans)), key=lambda p: p.height)
+        room = (pressure(spans) + before.height) // 2 + 7  # which is no multiple of 32
+        addresses = separate(spans, neighbours, room, before.addresses, 4000)
+        assert before.height > room and addresses is not None
+        prove(spans, Placed(addresses, room))
+    assert separate([Span(64, 0, 2), Span(64, 1, 3)], [[1], [0]], 96, [0, 64], 100) is None
+    assert separate([Span(64, 0, 2)], [[]], 32, [0], 100) is None
 
 
 def test_a_search_without_budget_says_so() -> None:

@@ -14,6 +14,7 @@ from tessera.machines.find import spatial_machine
 from tessera.spatial.errors import MapError
 from tessera.spatial.map import map_onto
 from tessera.spatial.simulator import simulate
+from tessera.util.errors import CaptureError
 from tests.spatial.nets import toy
 
 X = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
@@ -34,6 +35,14 @@ class Many(nn.Module):
 
     def forward(self, x: torch.Tensor) -> list:
         return [f(x) for f in self.functions]
+
+
+def _ints(x: torch.Tensor) -> torch.Tensor:
+    return (x * 40).int()
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return (x.tanh().abs() * 120).to(torch.uint8) + 100
 
 
 GROUPS: dict[str, list[Callable]] = {
@@ -76,6 +85,26 @@ GROUPS: dict[str, list[Callable]] = {
         lambda x: (x * 10).long() @ (x * 10).long().T,
         lambda x: torch.round(x, decimals=1), lambda x: torch.log2(x.abs()), lambda x: (x > 0) ^ (x < 1),
         lambda x: torch.cdist(x, x), lambda x: torch.cat([x[:0], x]), lambda x: x.as_strided((3, 3), (7, 2)),
+    ],
+    "functions": [
+        torch.atan, lambda x: torch.asin(x.tanh()), lambda x: torch.acos(x.tanh()), lambda x: torch.atanh(x.sin() / 2),
+        torch.asinh, lambda x: torch.acosh(x.abs() + 1), lambda x: torch.erfinv(x.tanh()), torch.special.log_ndtr,
+        lambda x: torch.lgamma(x.abs() + 0.1), lambda x: torch.digamma(x.abs() + 0.1), torch.i0, torch.special.i1e,
+        lambda x: torch.atan2(x, x.flip(0)), lambda x: torch.copysign(x, x.flip(0)), lambda x: torch.signbit(x * 0),
+        lambda x: torch.fmax(x, x.flip(0).log()), lambda x: torch.fmin(x.log(), x), lambda x: torch.angle(x.log()),
+    ],
+    "bits": [
+        lambda x: _ints(x) & 0xF, lambda x: _ints(x) | _ints(x.flip(0)), lambda x: _ints(x) ^ 5, lambda x: ~_ints(x),
+        lambda x: _ints(x) << 3, lambda x: _ints(x) >> 2, lambda x: (_bytes(x) & 0xF).to(torch.int8) - 8,
+        lambda x: torch.lcm(_ints(x), _ints(x.flip(0))), lambda x: (x > 0) & 3,
+    ],
+    "integers that leave their type": [
+        lambda x: (_bytes(x) + _bytes(x.flip(0))) >> 1, lambda x: ~_bytes(x) > 120,
+        lambda x: (_bytes(x) * 3).to(torch.int8) // 3, lambda x: (_bytes(x) - 200) * 0.5,
+        lambda x: ((x > 0) + (x < 0.5)) == 1,
+    ],
+    "integers beside what is asked of floats": [
+        lambda x: _ints(x).long() + (1 << 30) + (x > 0), lambda x: torch.where(x > 0, _ints(x) + (1 << 25), _ints(x)),
     ],
 }  # fmt: skip
 
@@ -158,3 +187,16 @@ def test_sizes_that_depend_on_data_and_too_many_pairs_are_refused():
         map_onto(Many(lambda x: x[x > 0]), X, machine="toy")
     with pytest.raises(MapError, match="sorting compares 131,072 × 131,072 elements"):
         map_onto(Many(lambda x: x.sort(-1).values), torch.randn(1, 1 << 17), machine=toy(1, 1))
+
+
+def test_what_data_would_decide_is_told_in_one_line_with_its_place_and_a_way_out(capfd):
+    ways = {
+        "branch": lambda x: x + 1 if x.sum() > 0 else x - 1,
+        "count": lambda x: x[:, : int(x.abs().max().item())],
+        "loop": lambda x: next(x / n for n in range(1, 99) if (x / n).sum() < 1),
+    }
+    for way in ways.values():
+        with pytest.raises(CaptureError, match=r"on data at .*test_spatial_operators.py:\d+: .*a bucket") as told:
+            map_onto(Many(way), X, machine="toy")
+        assert "\n" not in str(told.value)
+    assert capfd.readouterr().err == ""

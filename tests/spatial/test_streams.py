@@ -41,9 +41,9 @@ def loads(program: SpatialProgram) -> int:
 MODELS = {
     "mlp": (lambda: MLP(64, 256), (8, 64), "32 KiB"),
     "tall": (lambda: MLP(64, 96), (17, 64), "28 KiB"),
-    "attention": (lambda: Attention(32), (1, 5, 32), "5 KiB"),
+    "attention": (lambda: Attention(16), (1, 5, 16), "3 KiB"),
     "block": (lambda: Block(64), (1, 5, 64), "32 KiB"),
-    "convolutions": (convolutions, (1, 3, 7, 7), "5 KiB"),
+    "convolutions": (convolutions, (1, 3, 5, 5), "5 KiB"),
     "shared": (lambda: nn.Sequential(*[nn.Linear(64, 64)] * 3), (4, 64), "8 KiB"),
 }
 
@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_streamed(name: str) -> None:
     with torch.no_grad():
         torch.testing.assert_close(ran.output, model(x), rtol=1e-12, atol=1e-12)
     assert sum(metrics(program).gap.values()) == program.cycles - program.bound
-    if program.cycles <= 20_000:
+    if program.cycles <= 10_000:  # stepping takes the longest; small programs say the same
         (stepped,), cycles = step(program.program, x)
         assert cycles == program.cycles
         torch.testing.assert_close(stepped, ran.output, rtol=1e-12, atol=1e-12)

@@ -27,13 +27,17 @@ INFIX = {
 REDUCTIONS = ("sum", "max", "min", "argmax", "argmin")
 _UNARY = (
     "neg exp expm1 log log1p sqrt rsqrt tanh erf gelu gelu_tanh silu sigmoid softplus relu abs sign sin cos floor ceil "
-    "round trunc"
+    "round trunc asin acos atan asinh acosh atanh erfinv erfcx lgamma digamma i0 i0e i1 i1e ndtri"
+)
+_BINARY = (
+    "maximum minimum pow remainder atan2 copysign gcd bitwise_and bitwise_or bitwise_xor bitwise_left_shift "
+    "bitwise_right_shift"
 )
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(INFIX, 2),
     **dict.fromkeys(REDUCTIONS, 1),
     **dict.fromkeys(_UNARY.split(" "), 1),
-    **dict.fromkeys(("maximum", "minimum", "pow", "remainder"), 2),
+    **dict.fromkeys(_BINARY.split(" "), 2),
     "where": 3,
 }
 PORTS = 1 << 12  # units, ports or banks of a core: each is a thing that a schedule knows

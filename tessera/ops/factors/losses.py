@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
-from tessera.ops.factors.rule import apart
+from tessera.ops.ctc import written_out
+from tessera.ops.factors.rule import Factors, apart, rule
 from tessera.ops.families import cast
 
 MEAN, SUM = 1, 2
@@ -115,3 +116,21 @@ def _of_shares(logs: Value, target: Value, shares: Value | None, reduction: int,
     if reduction == MEAN:
         return aten.div(aten.sum(each), logs.tensor.numel() // logs.shape[1])
     return aten.sum(each, [1] if reduction == 0 else None)
+
+
+@apart("ctc_loss")
+def ctc_loss(eqn: Equation) -> object:
+    return written_out(*eqn.bound()[0])
+
+
+@rule("tessera.ctc_loss tessera.ctc_grads")
+def ctc_losses(eqn: Equation) -> Factors | None:
+    """Sequences may be cut, where their targets are not one after the other. What pads them would have no length, so
+    they are cut evenly or not at all."""
+    logs, targets, *_ = eqn.inputs()
+    each, logs_ = ("n", "one"), (("t",), ("n", "one"), ("c",))
+    if targets.ndim != 2:
+        return None
+    operands = logs_, (each, ("s",)), (each,), (each,)
+    results = ((each,), logs_)[: len(eqn.outputs)]
+    return Factors(operands, results, whole=frozenset("tcs"), sizes={"n": logs.shape[1], "one": 1})

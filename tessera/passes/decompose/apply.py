@@ -47,6 +47,8 @@ TORCH = names(
     logaddexp2 special_entr native_dropout_backward addr l1_loss masked_fill_ trace
     """
 )
+# Those of them that kernels refuse for arguments of several dtypes, where parts would not.
+UNMIXED = names("huber_loss huber_loss_backward binary_cross_entropy binary_cross_entropy_backward heaviside")
 # Ours that look at what computed their arguments.
 WITH_MAKERS = {**decompose_loss.FROM_LOGITS, **decompose_index.WITH_MAKERS}
 DEPTH = 2  # how often parts may be taken apart themselves
@@ -151,6 +153,8 @@ class _Decompose:
 
     def torchs(self, eqn: Equation) -> list[Value | None] | None:
         if eqn.opname not in TORCH or eqn.op not in decomposition_table:
+            return None
+        if eqn.opname in UNMIXED and len({v.dtype for v in eqn.inputs()}) > 1:
             return None
         formula = _traced(eqn, self.rewrite.builder.mode)
         if formula is None:

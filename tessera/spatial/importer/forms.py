@@ -21,7 +21,8 @@ TOP = 8  # of a row: how many are found one after the other
 _SAME = names(
     """
     exp expm1 log log1p sqrt rsqrt sigmoid tanh erf sin cos abs neg sign floor ceil trunc relu silu
-    maximum minimum eq ne lt le gt ge mul remainder
+    maximum minimum eq ne lt le gt ge mul remainder asin acos atan asinh acosh atanh erfinv lgamma digamma i0 atan2
+    copysign gcd bitwise_left_shift bitwise_right_shift
     """
 )
 
@@ -32,6 +33,10 @@ def _elementwise(fn: str) -> Callable[..., Item]:
 
 for _name in sorted(_SAME):
     FORMS[_name] = _elementwise(_name)
+for _name in ("erfcx", "i0e", "i1", "i1e", "ndtri"):
+    FORMS[f"special_{_name}"] = _elementwise(_name)
+for _name, _side in (("__lshift__", "left"), ("__rshift__", "right")):
+    FORMS[_name] = _elementwise(f"bitwise_{_side}_shift")
 
 
 @form("round")
@@ -49,20 +54,20 @@ def reciprocal(im: Importer, x: Item) -> Item:
     return im.apply("div", 1.0, x)
 
 
-@form("logical_and bitwise_and logical_or bitwise_or")
+@form("logical_and bitwise_and logical_or bitwise_or logical_xor bitwise_xor")
 def both(im: Importer, a: Item, b: Item) -> Item:
     """Truth values are 0 and 1."""
     assert im.eqn is not None
     if im.eqn.results()[0].dtype != torch.bool:
-        return NotImplemented
+        return im.apply(im.eqn.opname, a, b)
     a, b = (im.values.cast(x, torch.bool) for x in (a, b))
-    return im.apply("minimum" if im.eqn.opname.endswith("and") else "maximum", a, b)
+    return im.apply({"and": "minimum", "xor": "ne"}.get(im.eqn.opname[-3:], "maximum"), a, b)
 
 
 @form("logical_not bitwise_not")
 def opposite(im: Importer, x: Item) -> Item:
     assert im.eqn is not None
-    return im.apply("eq", x, 0) if im.eqn.results()[0].dtype == torch.bool else NotImplemented
+    return im.apply("eq", x, 0) if im.eqn.results()[0].dtype == torch.bool else im.apply("sub", -1, x)
 
 
 @form("add")

@@ -176,7 +176,7 @@ class Importer:
         if unsized := next((v for v in eqn.results() if not _is_sized(v)), None):
             raise MapError(
                 f"{eqn.op} gives {unsized.type}, a size that depends on data: expected sizes that are numbers, such as "
-                f"the largest one with a mask over what is not there (torch.where, topk): {where(eqn)}"
+                f"the largest one (a bucket) with a mask over what is not there (torch.where, topk): {where(eqn)}"
             )
         self.eqn = eqn
         if self.is_known(eqn):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tessera.ir.equation import NOWHERE, Source
-from tessera.spatial.graph import Apply, Constant, Expression, Graph, Number, Tree, reduces, shift
+from tessera.spatial.graph import Apply, Constant, Expression, Graph, Number, Tree, functions, reduces, shift
 from tessera.spatial.maps import Home, Map, Shape, whole
 
 
@@ -47,6 +47,18 @@ class Lazy:
 
 
 Item = Known | Lazy
+ON_BITS = ("gcd", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift")
+GROWING = {"add", "sub", "mul", "neg", "abs", "bitwise_left_shift"}  # may leave the type of their arguments
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and dtype != torch.bool
+
+
+def _outgrows(lazy: Lazy) -> bool:
+    """Whether an expression may hold what its type does not, since the unit computes in 32 bits or more."""
+    narrow = not lazy.dtype.is_floating_point and lazy.dtype.itemsize < 4
+    return narrow and not GROWING.isdisjoint(functions(lazy.tree))
 
 
 def fold(shape: Sequence[int]) -> tuple[int, int]:
@@ -148,9 +160,11 @@ class Values:
 
     def apply(self, fn: str, items: Sequence[Item], dtype: torch.dtype, name: str, source: Source) -> Lazy:
         """A function of elements; arguments of another kind of number are written first."""
-        lazies = [self.lazy(i) for i in items]
-        kinds = {k for k in map(self.kind, lazies) if k}
-        if len(kinds) > 1:
+        lazies = [self.plain(x) if _outgrows(x) else x for x in map(self.lazy, items)]
+        if _is_integer(dtype) and (fn in ON_BITS or "int" in map(self.kind, lazies)):
+            # Integers stay exact: what was asked of floats is written as the truth value that it is.
+            lazies = [self.plain(x) if self.kind(x) == "float" and not x.dtype.is_floating_point else x for x in lazies]
+        if {"float", "int"} <= set(map(self.kind, lazies)):
             lazies = [self.as_float(x, dtype) if self.kind(x) == "int" else x for x in lazies]
         shape = tuple(torch.broadcast_shapes(*(x.shape for x in lazies)))
         operands: list[Map] = []

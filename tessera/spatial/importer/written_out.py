@@ -300,6 +300,29 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], rows: Tensor, accumul
     return written.reshape(x.shape)
 
 
+# --- signs, and what is no number ---
+
+
+@written("signbit")
+def signbit(x: Tensor) -> Tensor:
+    return torch.copysign(torch.ones((), dtype=x.dtype), x) < 0 if x.is_floating_point() else x < 0
+
+
+@written("fmax fmin", asks=True)
+def fmax(name: str, a: Tensor, b: Tensor) -> Tensor:
+    """The other one, where one is no number."""
+    best = torch.maximum(a, b) if name == "fmax" else torch.minimum(a, b)
+    return torch.where(a != a, b, torch.where(b != b, a, best))
+
+
+@written("angle")
+def angle(x: Tensor) -> Tensor:
+    """Of a real number: 0 or π."""
+    kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    turned = torch.where(x < 0, torch.full((), math.pi, dtype=kind), torch.zeros((), dtype=kind))
+    return torch.where(x != x, x.to(kind), turned)
+
+
 @written("copy")
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return source.to(x.dtype).expand(x.shape)

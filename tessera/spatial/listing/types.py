@@ -17,8 +17,11 @@ SIZES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
 # An expression of nothing but these over integers is computed in integers.
-_MORE = ("neg", "abs", "sign", "relu", "maximum", "minimum", "remainder", "where")
-WHOLE = frozenset((*INFIX, *REDUCTIONS, *_MORE)) - {"div"}
+_MORE = (
+    "neg abs sign relu maximum minimum remainder where gcd bitwise_and bitwise_or bitwise_xor bitwise_left_shift "
+    "bitwise_right_shift"
+)
+WHOLE = frozenset((*INFIX, *REDUCTIONS, *_MORE.split(" "))) - {"div"}
 
 
 @dataclass(frozen=True, slots=True)

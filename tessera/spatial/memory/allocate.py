@@ -2,8 +2,9 @@
 
 In: sizes and lifetimes. Out: an address for each, so that buffers that live at the same time lie apart, and how many
 bytes that takes. Several orders of the greedy rule are tried, then a search that moves a buffer at fault to the
-front, then one in which all at fault become more urgent from round to round. What is still higher than it must be goes
-to CP-SAT where it is small and ortools is installed, and to the search over canonical layouts otherwise.
+front, then one in which all at fault become more urgent from round to round, then one in which buffers overlap and are
+moved apart. What is still higher than it must be goes to CP-SAT where it is small and ortools is installed, and to the
+search over canonical layouts otherwise.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.spatial.memory import canonical, exact
+from tessera.spatial.memory.separate import separate
 from tessera.spatial.memory.span import Span, pressure
 
 NODES = 20_000  # of the canonical search, all heights together: some seconds
 URGENCY = (0.1, 0.02, 0.005)  # how far a buffer that stands too high moves to the front at most, of all of them
+MOVES = 100  # of buffers that overlap, for each order that is tried
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ def allocate(
         best = _search(spans, order, neighbours, best, enough, random.Random(seed), tries)
     if best.height > enough:
         best = _urgent(spans, neighbours, best, enough, random.Random(seed), tries)
+    if best.height > enough and len(spans) > exact.LARGEST:  # fewer are solved below, or proven to have no layout
+        apart = separate(spans, neighbours, enough, best.addresses, MOVES * tries, seed)
+        best = best if apart is None else _placed(spans, apart, False)
     if best.height > enough and len(spans) <= exact.LARGEST and exact.available():
         best = _solved(spans, goal, best)
     if best.height > enough and not best.proven and len(spans) <= canonical.LARGEST:

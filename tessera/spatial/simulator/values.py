@@ -12,21 +12,17 @@ import torch
 import torch.nn.functional as F
 
 from tessera.machines.spatial import SpatialMachine
+from tessera.machines.spatial.schema import FUNCTIONS as NAMES
 from tessera.spatial.listing.types import Call, Ref, Tree
 
-FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "lt": torch.lt, "le": torch.le,
-    "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne, "neg": torch.neg, "exp": torch.exp,
-    "expm1": torch.expm1, "log": torch.log, "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
-    "tanh": torch.tanh, "erf": torch.erf, "gelu": F.gelu, "silu": F.silu, "sigmoid": torch.sigmoid,
-    "softplus": F.softplus, "relu": torch.relu, "abs": torch.abs, "sign": torch.sign, "sin": torch.sin,
-    "cos": torch.cos, "floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc, 
-    "maximum": torch.maximum, "minimum": torch.minimum, "pow": torch.pow, "remainder": torch.remainder,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+# A function means what PyTorch's of that name means, but for these.
+_OWN: dict[str, Callable[..., torch.Tensor]] = {
+    "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "softplus": F.softplus,
     "where": lambda c, a, b: torch.where(c != 0, a, b),
     "max": lambda x: x.amax(-1, keepdim=True), "min": lambda x: x.amin(-1, keepdim=True),
     "argmax": lambda x: x.argmax(-1, keepdim=True), "argmin": lambda x: x.argmin(-1, keepdim=True),
 }  # fmt: skip
+FUNCTIONS = {name: _OWN.get(name) or getattr(torch, name, None) or getattr(torch.special, name) for name in NAMES}
 
 
 def dtype_of(name: str) -> torch.dtype:
