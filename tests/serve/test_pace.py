@@ -98,7 +98,7 @@ def test_a_slow_first_step_of_others_is_forgotten_by_the_next_prompt() -> None:
     device = Simulated(1.9e-9, 0.026)
     alone = sum(device.whole(1))
     for i in range(STREAMS):
-        device.scheduler.add(Answer(i + 3, [1] * 64, 4000))
+        device.scheduler.put(Answer(i + 3, [1] * 64, 4000))
     for _ in range(20):
         device.step()
     device.scheduler.took(1.0, Batch([Work(Answer(2, [1] * 64, 1), 0, (1,) * 64, True)] * STREAMS, [], []))
