@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,14 +97,12 @@ def plan(
         return running * (-(-longest_seen // block_size) + 1)
 
     most = [wanted(window, longest) for window in windows]
-    # Every group has its most, or as many as all those that are short can have alike.
-    low, high = 0, max(most)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sum((min(middle, m) + 1) * e for m, e in zip(most, each, strict=True)) <= offered:  # block 0 besides
-            low = middle
-        else:
-            high = middle - 1
+
+    def taken(count: int) -> int:
+        """Bytes, where every group has its most or so many blocks, and block 0 besides."""
+        return sum((min(count, m) + 1) * e for m, e in zip(most, each, strict=True))
+
+    low = bisect_right(range(max(most) + 1), offered, key=taken) - 1
     if low < 2:
         raise OptionError(
             f"memory: {offered:,} bytes are offered for the cache, in which a block of {block_size} tokens takes "

@@ -4,8 +4,8 @@ In: how long steps took. Out: tokens. A step is taken to last  base + token * to
 pair is a token and one before it that it looks at: far into a long text, attention takes longer than all else. `base`
 is what steps without prompts take. The other two are fitted to the latest steps, by the share of each that they miss:
 so a step which took strangely long tells little. Older steps count less. If the latest step took longer than the fit
-says, so will the next ones; each that keeps the time which is asked takes some of that doubt away. A step of prompts
-takes no less than its launch: where it took no longer than the shortest, more tokens fit.
+says, so will the next ones; each that easily keeps the time which is asked takes some of that doubt away. A step of
+prompts takes no less than its launch: where it took no longer than the shortest, more tokens fit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ GROWTH, SURE = 1.5, 64  # a step has at most so many times the tokens of the lat
 FEWEST, FIRST = 32, 8  # fractions of the budget: what prompts always get, and what they get before anything is known
 KEPT = 0.9  # of what was known, after another step
 TOLD = 0.25  # of the time that is asked: steps of prompts that should take less tell nothing
+EASY = 0.75  # of the time that is asked: one that took less could have had more tokens, whatever was doubted
 FLOOR, MORE = 1.05, 0.9  # times the shortest: no longer than it; what such a step is said to have cost, times the fit
 FAR, GUESS = 4096, 0.1  # a token looks back so far when it costs twice as much: a guess, and its weight beside a step
 
@@ -64,7 +65,9 @@ class Pace:
             return
         expected = self._token * tokens + self._pair * pairs
         if seconds <= self.seconds and 0 < expected < TOLD * self.seconds:
-            self._measured, self._late = max(self._measured, tokens), math.sqrt(self._late)
+            self._measured = max(self._measured, tokens)
+            if seconds <= EASY * self.seconds:
+                self._late = math.sqrt(self._late)
             return
         took = max(seconds - self._base * decodes, seconds / 2)
         if decodes:

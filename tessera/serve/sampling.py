@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -235,10 +236,7 @@ def _counts(row: int, draw: Draw) -> list[tuple[int, int, float]]:
     presence, frequency = draw.settings.presence_penalty, draw.settings.frequency_penalty
     if presence == 0 and frequency == 0:
         return []
-    counts: dict[int, int] = {}
-    for token in draw.output:
-        counts[token] = counts.get(token, 0) + 1
-    return [(row, token, presence + frequency * count) for token, count in counts.items()]
+    return [(row, token, presence + frequency * count) for token, count in Counter(draw.output).items()]
 
 
 def adjust(logits: Tensor, rows: Rows) -> Tensor:

@@ -162,8 +162,6 @@ class Scheduler:
         """Refuse sequences that can never run, or for which the queue has no room, with the numbers that say why."""
         if prompt < 1:
             raise Refused("prompt: expected at least one token")
-        if most < 1:
-            raise Refused(f"max_tokens: expected at least 1, got {most}")
         limits = {"the model's positions": self.longest, "the cache's blocks": self.cache.capacity()}
         for what, limit in limits.items():
             if limit is not None and prompt + most > limit:

@@ -93,6 +93,24 @@ def test_who_reads_too_slowly_is_cancelled() -> None:
     asyncio.run(play())
 
 
+def test_a_server_that_stops_tells_those_who_wait() -> None:
+    """Those who are computed, and those who wait for an engine."""
+
+    async def play() -> None:
+        for ready in (True, False):
+            remote = Remote({})
+            if ready:
+                remote._take({"op": "ready", "longest": 64, "room": 4})
+            asked = asyncio.create_task(anext(remote.messages(SUBMIT)))
+            await settled()
+            remote.stop()
+            with pytest.raises(HttpError, match="the server stops") as raised:
+                await asked
+            assert raised.value.status == 503
+
+    asyncio.run(play())
+
+
 HANGS = """
 import json, socket, struct, sys, time
 sock = socket.socket(fileno=int(sys.argv[1]))

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -306,6 +307,21 @@ def test_an_engine_that_is_killed_comes_back_and_sigterm_drains(where: Path) -> 
         assert list(stream)[-1].choices[0].finish_reason == "length"
         assert server.process.wait(60) == 0
         assert not Path(f"/proc/{worker}").exists()
+
+
+@pytest.mark.sweep  # a start of an engine
+def test_what_does_not_end_in_time_is_told_so(where: Path) -> None:
+    """After the grace every connection has an answer: a stream its error, the others a status."""
+    asked = {"prompt": PROMPT, "max_tokens": 490, "n": 16, "ignore_eos": True}
+    with serving(where, "--grace", "1") as server, ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(post, server, "/v1/completions", {**asked, "stream": i % 2 == 0}) for i in range(4)]
+        while metrics(server).get("tessera_num_requests_running", 0) < 1:
+            time.sleep(0.1)
+        server.process.send_signal(signal.SIGTERM)
+        answers = [one.result() for one in waiting]
+        assert [answer.status_code for answer in answers] == [200, 503, 200, 503]
+        assert all("the server stops" in answer.text for answer in answers)
+        assert server.process.wait(60) == 0 and not [line for line in server.log if "Traceback" in line]
 
 
 @pytest.mark.parametrize(

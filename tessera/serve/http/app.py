@@ -66,19 +66,19 @@ class App:
         routes += [Route(path, handler) for path, handler in open_to_all.items()]
         self.starlette = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
 
-    async def _body(self, request: Request) -> object:
+    async def _read(self, request: Request, read: Callable[[object, str, Limits], T]) -> T:
+        """A body, understood."""
         limits = self.config.limits
-        return await body_of(request.headers, request.stream(), limits.body, limits.body_seconds)
+        body = await body_of(request.headers, request.stream(), limits.body, limits.body_seconds)
+        return read(body, self.config.model, limits)
 
     # --- generating ---
 
     async def completions(self, request: Request) -> Response:
-        asked = schema.completion(await self._body(request), self.config.model, self.config.limits)
-        return await self._generate(request, asked, chats=False)
+        return await self._generate(request, await self._read(request, schema.completion), chats=False)
 
     async def chat(self, request: Request) -> Response:
-        asked = schema.chat(await self._body(request), self.config.model, self.config.limits)
-        return await self._generate(request, asked, chats=True)
+        return await self._generate(request, await self._read(request, schema.chat), chats=True)
 
     async def _generate(self, request: Request, asked: Asked, chats: bool) -> Response:
         reply = Reply(chats, self.config.model, asked.n * len(asked.prompts), asked.settings["logprobs"] is not None)
@@ -138,14 +138,12 @@ class App:
     # --- the rest ---
 
     async def tokenize(self, request: Request) -> Response:
-        asked = schema.tokens_of(await self._body(request), self.config.model, self.config.limits)
-        answer = await self.remote.ask({"op": "tokenize", **asked})
+        answer = await self.remote.ask({"op": "tokenize", **await self._read(request, schema.tokens_of)})
         tokens: list[int] = answer["tokens"]  # type: ignore[assignment]
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.remote.about.get("longest")})
 
     async def detokenize(self, request: Request) -> Response:
-        asked = schema.text_of(await self._body(request), self.config.model, self.config.limits)
-        answer = await self.remote.ask({"op": "detokenize", **asked})
+        answer = await self.remote.ask({"op": "detokenize", **await self._read(request, schema.text_of)})
         return JSONResponse({"prompt": answer["text"]})
 
     async def models(self, request: Request) -> Response:

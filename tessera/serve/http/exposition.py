@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -45,10 +46,8 @@ def _engine(now: Mapping) -> Iterator[Metric]:
     for why, count in now["ended"].items():
         ends.add_metric((why,), count)
     yield ends
+    bounds = [*(repr(round(bound, 6)) for bound in BOUNDS), "+Inf"]
     for name, (field, told) in HISTOGRAMS.items():
-        kept, total = now[field], 0
-        buckets = []
-        for bound, count in zip((*BOUNDS, None), kept["buckets"], strict=True):
-            total += count
-            buckets.append(("+Inf" if bound is None else repr(round(bound, 6)), total))
+        kept = now[field]
+        buckets = list(zip(bounds, accumulate(kept["buckets"]), strict=True))
         yield HistogramMetricFamily(f"tessera_{name}", told, buckets=buckets, sum_value=kept["total"])

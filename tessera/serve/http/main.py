@@ -22,6 +22,7 @@ from tessera.serve.http.wire import Message
 from tessera.util.errors import InputError
 
 HEADERS = 10.0  # seconds in which a connection must have sent its first headers
+CUT = 5.0  # seconds after the grace in which what has not ended may be told so
 
 
 class Patient(H11Protocol):
@@ -45,20 +46,21 @@ class _Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What has not ended when the time is over is told so, before its connection is cut."""
+        late = asyncio.get_running_loop().call_later(self.app.config.grace, self.app.remote.stop)
+        await super().shutdown(sockets)
+        late.cancel()
+
 
 def listen(config: Config) -> socket.socket:
     """A socket that listens; a port that is taken is one line."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    sock = socket.socket(family)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((config.host, config.port))
-        sock.listen(2048)
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        sock.close()
         told = getattr(error, "strerror", None) or error
         raise InputError(f"{config.host}:{config.port}: expected a free port: {told}") from None
-    return sock
 
 
 async def run(options: Message, config: Config) -> None:
@@ -68,7 +70,7 @@ async def run(options: Message, config: Config) -> None:
     keeper = asyncio.create_task(remote.run())
     settings = uvicorn.Config(
         app.starlette, log_level="warning", access_log=False, lifespan="off", http=Patient, timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(config.grace), server_header=False,
+        timeout_graceful_shutdown=int(config.grace + CUT), server_header=False,
     )  # fmt: skip
     server = _Server(settings)
     server.app = app

@@ -21,6 +21,12 @@ from tessera.util.log import log
 
 BEHIND = 4096  # messages that may wait for a reader
 STEPS = ("ready", "beat", "piece")  # what the thread says that computes steps; others go on when it hangs
+# Ends that are no answers, and their status.
+ENDS = {
+    "lost": ("the engine ended while it worked on this request", 503), "stopped": ("the server stops", 503),
+    "slow": ("the answer was read too slowly", 503), "cancelled": ("the request was cancelled", 503),
+    "deadline": ("the request's timeout has passed", 408),
+}  # fmt: skip
 BACKOFF = 1.0, 30.0  # seconds before an engine is started again, and at most
 
 
@@ -45,7 +51,7 @@ class Remote:
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
         self._writer: asyncio.StreamWriter | None = None
-        self._heard = 0.0
+        self._heard, self._stopped = 0.0, False
         self._process: asyncio.subprocess.Process | None = None
 
     # --- the process ---
@@ -138,6 +144,14 @@ class Remote:
             if self._calls.pop(number, None) is not None:
                 self._tell({"op": "cancel", "id": number})
 
+    def stop(self) -> None:
+        """The server stops: what has not been answered, or waits for an engine, gets an error."""
+        self._stopped = True
+        self.ready.set()
+        for call in set(self._calls.values()):
+            self._give(call, {"op": "stopped"})
+        self._calls.clear()
+
     def _tell(self, message: Message) -> None:
         if self._writer is not None:
             self._writer.write(pack(message))
@@ -150,6 +164,8 @@ class Remote:
             await asyncio.wait_for(self.ready.wait(), patience)
         except TimeoutError:
             raise HttpError("the engine is starting", status=503) from None
+        if self._stopped:
+            raise HttpError(ENDS["stopped"][0], status=503)
         counts = [message.get("settings", {}).get("n", 1) for message in asked]  # type: ignore[attr-defined]
         taken, room = sum(call.left[number] for number, call in self._calls.items()), self.about["room"]
         if asked[0]["op"] == "submit" and taken + sum(counts) > room:  # type: ignore[operator]
@@ -175,19 +191,11 @@ class Remote:
 
 def _checked(message: Message) -> Message:
     """A message, unless it says that there is no answer."""
+    if told := ENDS.get(str(message["op"])) or ENDS.get(str(message.get("finish"))):
+        raise HttpError(told[0], status=told[1])
     match message:
-        case {"op": "lost"}:
-            raise HttpError("the engine ended while it worked on this request", status=503)
-        case {"op": "slow"}:
-            raise HttpError("the answer was read too slowly", status=503)
-        case {"op": "refused", "retry": True, "error": str(told)}:
-            raise HttpError(told, status=429)
-        case {"op": "refused", "error": str(told), "param": str() | None as param, "fault": fault}:
-            raise HttpError(told, param, 500 if fault else 400)
-        case {"finish": "error", "error": str(told)}:
-            raise HttpError(told, status=500)
-        case {"finish": "deadline"}:
-            raise HttpError("the request's timeout has passed", status=408)
-        case {"finish": "cancelled"}:
-            raise HttpError("the request was cancelled", status=503)
+        case {"op": "refused", "error": str(why), "param": str() | None as param}:
+            raise HttpError(why, param, 429 if message["retry"] else 500 if message["fault"] else 400)
+        case {"finish": "error", "error": str(why)}:
+            raise HttpError(why, status=500)
     return message
