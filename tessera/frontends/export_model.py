@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch.export import Dim, ExportedProgram
 
 from tessera.frontends.export_ranges import Sizes, narrower
+from tessera.frontends.open_loops import rewritten
 from tessera.ir.recurrent import RECURRENT
 from tessera.ir.strides import copied
 from tessera.torch_internals import pytree
-from tessera.torch_internals.exporting import every_line, line_at_fault, quiet_guards
+from tessera.torch_internals.exporting import every_line, iterations, line_at_fault, quiet_guards
 from tessera.torch_internals.operators import made_of
 from tessera.util.errors import CaptureError, OptionError
 
@@ -37,13 +38,17 @@ def exported_program(
         raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
     args, kwargs = _apart(args, kwargs, module)
     shapes = _dynamic_shapes(dynamic, names, kwargs)
-    try:
-        return _exported(module, args, kwargs, shapes, dynamic, strict=False), names
-    except Exception as error:
-        refusal = CaptureError(f"torch.export does not capture {_name_of(model)}: {_reason(error)}")
-        refusal.__cause__ = error
-        if _FIXED not in str(error):
-            raise refusal from error
+    with iterations() as through:
+        try:
+            return _exported(module, args, kwargs, shapes, dynamic, strict=False), names
+        except Exception as error:
+            refusal = CaptureError(f"torch.export does not capture {_name_of(model)}: {_reason(error)}")
+            refusal.__cause__ = error
+            if _FIXED not in str(error):
+                raise refusal from error
+    with rewritten(through) as loops, suppress(Exception):  # a loop may still be none; then the first refusal holds
+        if loops:
+            return _exported(module, args, kwargs, shapes, dynamic, strict=False), names
     try:  # TorchDynamo reads the program's Python, where `len(x)` of an open size need not be a number
         return _exported(module, args, kwargs, shapes, dynamic, strict=True), names
     except Exception:

@@ -41,9 +41,9 @@ class Meter:
         self._done: Moment | None = None  # when the device ended it; None: nobody was left then
 
     def step(self, flight: Flight, waited: float, now: float, more: bool) -> float:
-        """A step has landed, for which the host has waited since `waited`; is there `more` to compute? What is counted is
-        its time since its launch, or since the step before landed; what is given back is the time the device took for
-        it. Two steps may land at once, and the second seems to take no time at all."""
+        """A step has landed, for which the host has waited since `waited`; is there `more` to compute? Counted is its
+        time since its launch, or since the step before landed; given back is the time that the device took for it. Two
+        steps may land at once, and the second seems to take no time at all."""
         counts, works, start = self.counts, flight.batch.works, max(flight.start, self._landed)
         counts.host_idle += now - waited
         if self._done is not None:

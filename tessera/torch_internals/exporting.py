@@ -1,11 +1,13 @@
-"""`torch.export` while it traces: which lines it notes, and what it logs."""
+"""`torch.export` while it traces: which lines it notes, what it logs, and what it goes through."""
 
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 
 import torch
 
@@ -70,3 +72,24 @@ def quiet_guards() -> Iterator[None]:
 
 
 _LOGGERS = [logging.getLogger(name) for name in ("torch._guards", "torch.fx.experimental.symbolic_shapes")]
+
+
+@contextmanager
+def iterations() -> Iterator[set[CodeType]]:
+    """While inside, codes of functions are noted that go through an open size, as `range(n)`, or through a tensor."""
+    seen: set[CodeType] = set()
+    index, through = torch.SymInt.__index__, torch.Tensor.__iter__
+
+    def noted_index(self: torch.SymInt) -> int:
+        seen.add(sys._getframe(1).f_code)
+        return index(self)
+
+    def noted_iter(self: torch.Tensor) -> Iterator[torch.Tensor]:
+        seen.add(sys._getframe(1).f_code)
+        return through(self)
+
+    torch.SymInt.__index__, torch.Tensor.__iter__ = noted_index, noted_iter  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        torch.SymInt.__index__, torch.Tensor.__iter__ = index, through  # type: ignore[method-assign]
