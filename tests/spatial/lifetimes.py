@@ -21,7 +21,7 @@ from tessera.spatial.memory.allocate import Placed, allocate
 from tessera.spatial.memory.check import Laid, check
 from tessera.spatial.memory.span import Span, pressure
 
-TRIES = 3000  # orders of the greedy rule, for a height above the capacity
+TRIES, MOVES = 1000, 300_000  # orders of the greedy rule, moves of buffers, for a height above the capacity
 
 
 def random_spans(seed: int, count: int) -> list[Span]:
@@ -70,8 +70,8 @@ def folder(path: Path, nodes: int) -> None:
         spans = [Span(int(row["size"]), int(row["lower"]), int(row["upper"])) for row in rows]
         begun = time.process_time()
         # Orders and moves find a height that is not tight; only the canonical search finds a tight one.
-        placed = allocate(spans, int(1.1 * capacity), tries=TRIES, nodes=1)
-        if (tight := allocate(spans, capacity, nodes=nodes)).height < placed.height:
+        placed = allocate(spans, int(1.1 * capacity), tries=TRIES, moves=MOVES, nodes=1)
+        if (tight := allocate(spans, capacity, moves=1, nodes=nodes)).height < placed.height:
             placed = tight
         prove(spans, placed, 1)
         taken = time.process_time() - begun

@@ -192,6 +192,9 @@ def test_the_command_line(tmp_path, capsys):
     case = mlp_on_one()
     path, trace = tmp_path / "mlp.spatial", tmp_path / "trace.json"
     save(case.program, path)
+    trace.write_text("junk")
+    assert cli.main(["simulate", str(path), "--inputs", str(trace)]) == 2
+    assert "expected what torch.save wrote" in capsys.readouterr().err
     assert cli.main(["simulate", str(path), "--random", "--json", "--perfetto", str(trace)]) == 0
     assert json.loads(capsys.readouterr().out)["cycles"] == 548
     spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]

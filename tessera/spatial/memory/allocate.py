@@ -20,7 +20,7 @@ from tessera.spatial.memory.span import Span, pressure
 
 NODES = 20_000  # of the canonical search, all heights together: some seconds
 URGENCY = (0.1, 0.02, 0.005)  # how far a buffer that stands too high moves to the front at most, of all of them
-MOVES = 100  # of buffers that overlap, for each order that is tried
+MOVES = 4000  # of buffers that overlap: about half a second
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Placed:
 
 
 def allocate(
-    spans: Sequence[Span], capacity: int | None = None, seed: int = 0, tries: int = 60, nodes: int = NODES
-) -> Placed:
+    spans: Sequence[Span], capacity: int | None = None, seed: int = 0, tries: int = 60, moves: int = MOVES,
+    nodes: int = NODES,
+) -> Placed:  # fmt: skip
     """Addresses of least height, or of any that a capacity allows. Sizes are taken to be aligned."""
     if not spans:
         return Placed([], 0, True)
@@ -47,8 +48,9 @@ def allocate(
         best = _search(spans, order, neighbours, best, enough, random.Random(seed), tries)
     if best.height > enough:
         best = _urgent(spans, neighbours, best, enough, random.Random(seed), tries)
-    if best.height > enough and len(spans) > exact.LARGEST:  # fewer are solved below, or proven to have no layout
-        apart = separate(spans, neighbours, enough, best.addresses, MOVES * tries, seed)
+    if best.height > enough and capacity is not None and len(spans) > exact.LARGEST:  # fewer are solved below
+        # From the layout by size: the large ones are hard to move, and lie well there.
+        apart = separate(spans, neighbours, enough, laid[0][0].addresses, moves, seed)
         best = best if apart is None else _placed(spans, apart, False)
     if best.height > enough and len(spans) <= exact.LARGEST and exact.available():
         best = _solved(spans, goal, best)
