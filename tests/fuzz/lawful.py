@@ -175,9 +175,9 @@ def apart_it_is_eagers(case: Case) -> bool:
 
 
 def finite_it_is_eagers(case: Case) -> bool:
-    """What may be differentiated again is a product as in torch.func.grad; in forward mode eager makes zeros of tangents
-    that are not there, which infinities make NaN of; and under torch.func the gradient of the least or largest element
-    is multiplied by a mask, which autograd fills."""
+    """What may be differentiated again is a product as in torch.func.grad; in forward mode eager makes zeros of
+    tangents that are not there, which infinities make NaN of; and under torch.func the gradient of the least or largest
+    element is multiplied by a mask, which autograd fills."""
     again = case.kind == "second" and "prod(" in case.text
     ahead = case.kind == "transform" and any(name in case.text for name in FORWARD_MODE)
     masked = case.kind == "transform" and (".min()" in case.text or ".max()" in case.text)
