@@ -139,6 +139,14 @@ def others_gradients_do_not_fit_either(case: Case) -> bool:
     return "out=" in case.text and all(told in str(ran.error) for ran in (case.ours, case.others))
 
 
+def eagers_gradient_lies_over_itself(case: Case) -> bool:
+    """A mask picks from an expanded tensor, and eager's backward writes into a gradient that is laid out alike, though
+    forward did not refuse. A copy of the tensor is written and differentiated in the same way by both."""
+    told = "more than one element of the written-to tensor" in str(case.eager.error) and case.ours.error is None
+    copied = re.sub(r"(\.expand\(.*\))$", r"\1.clone()", case.text, flags=re.MULTILINE)
+    return told and copied != case.text and "backward(" in case.text and case.same_with(copied)
+
+
 # --- one node ---
 
 
@@ -316,6 +324,7 @@ LAWFUL: list[tuple[str, Callable[[Case], bool]]] = [
     ("written", others_are_refused_too),
     ("written", recomputing_is_refused),
     ("written", others_gradients_do_not_fit_either),
+    ("written", eagers_gradient_lies_over_itself),
     ("node", others_show_hooks_the_same),
     ("written", a_checkpoint_is_refused),
     ("written", a_checkpoint_runs_on_what_was_written),
