@@ -8,7 +8,6 @@ nobody knows how long it is.
 from __future__ import annotations
 
 import builtins
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -17,8 +16,6 @@ import torch
 
 from tessera.torch_internals.higher_order import torch_scan
 from tessera.util.errors import CaptureError
-
-_OWN = 3  # references to a list: the caller's name, the parameter, and the one that counts them
 
 
 @dataclass(frozen=True)
@@ -136,8 +133,8 @@ def _whole(over: Any) -> torch.Tensor:
 
 
 def appended(to: object, given: torch.Tensor) -> OpenList:
-    if type(to) is not builtins.list or to or sys.getrefcount(to) > _OWN:
-        raise CaptureError("a loop over an open size appends to an empty list that has one name")
+    if type(to) is not builtins.list or to:
+        raise CaptureError("a loop over an open size appends to an empty list")
     return OpenList(given)
 
 

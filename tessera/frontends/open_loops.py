@@ -7,9 +7,10 @@ which such a loop is a call of `open_lists.loop`, a scan over rows:
         h = cell(x[:, t], h)           -->   (h,), (y,) = loop(range, body, (h,), ((x, 1, 0),))
         ys.append(h)                         ys = appended(ys, y)
 
-A loop is rewritten where its body computes: it assigns names, appends to lists, stores rows, and uses the number of the
-turn as an index alone. What goes round is what the body reads before it assigns it. Everything else stays as it is,
-and PyTorch refuses it as before. What a body does behind a call is TorchDynamo's to judge, which traces it for scan.
+A loop is rewritten where its body computes: it assigns names, appends to lists that are empty and have one name, stores
+rows, and uses the number of the turn as an index alone. What goes round is what the body reads before it assigns it.
+Everything else stays as it is, and PyTorch refuses it as before. What a body does behind a call is TorchDynamo's to
+judge, which traces it for scan.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _new_code(code: CodeType) -> CodeType | None:
     if not isinstance(fn, ast.FunctionDef) or fn.name != code.co_name or is_bound_elsewhere(fn):
         return None
     fn.decorator_list = []
-    writer = _Writer(_closed_over(fn))
+    writer = _Writer(fn)
     fn.body = [ast.parse(f"import {HELPERS.module} as {HELPERS.name}").body[0], *writer.block(fn.body, [])]
     if not writer.count:
         return None
@@ -83,9 +84,10 @@ def _inner(code: CodeType | None, name: str) -> CodeType | None:
 class _Writer(ast.NodeTransformer):
     """Rewrites what loops over open sizes in a function; `count`: how many places."""
 
-    def __init__(self, closed_over: set[str]) -> None:
+    def __init__(self, fn: ast.FunctionDef) -> None:
         self.count = 0
-        self.closed_over = closed_over
+        self.closed_over = _closed_over(fn)
+        self.lists = _Lists(fn)
 
     def block(self, body: list[ast.stmt], after: list[ast.stmt]) -> list[ast.stmt]:
         """Statements, and those that run after them."""
@@ -141,7 +143,9 @@ class _Writer(ast.NodeTransformer):
         if stmt.orelse or not isinstance(stmt.target, ast.Name):
             return None
         body = Body.of(stmt.body, stmt.target.id, _over_range(stmt.iter), after)
-        if body is None or self.closed_over & body.names():
+        if body is None or self.closed_over & (body.names() | {*body.appended.values()}):
+            return None
+        if not all(self.lists.is_fresh(name, stmt) for name in body.appended.values()):
             return None
         n = self.count
         self.count += 1
@@ -157,6 +161,35 @@ class _Writer(ast.NodeTransformer):
             assert isinstance(node, ast.Call)
             return call("ranged", node.func, *node.args)
         return self.visit(node)
+
+
+class _Lists:
+    """Which lists of a function nobody else can know when a loop begins."""
+
+    def __init__(self, fn: ast.FunctionDef) -> None:
+        nodes = list(ast.walk(fn))
+        self.makers = [x for x in nodes if isinstance(x, (ast.Assign, ast.AnnAssign, ast.AugAssign))]
+        self.read = [x for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)]
+        self.loops = [x for x in nodes if isinstance(x, (ast.For, ast.While))]
+
+    def is_fresh(self, name: str, loop: ast.For) -> bool:
+        """It is made once, without elements, before the loop and in every round of the loops around that one, and is
+        read nowhere before."""
+        makers = [x for x in self.makers if any(name in names_in(t, ast.Store) for t in _targets(x))]
+        empty = len(makers) == 1 and isinstance(v := makers[0].value, ast.List) and not v.elts
+        if not empty or len(_targets(makers[0])) > 1 or makers[0].lineno > loop.lineno:
+            return False
+        around = [x for x in self.loops if x.lineno < loop.lineno and _end(x) >= _end(loop)]
+        made_inside = all(x.lineno < makers[0].lineno for x in around)
+        return made_inside and not any(x.id == name and x.lineno < loop.lineno for x in self.read)
+
+
+def _targets(stmt: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
+    return stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+
+
+def _end(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
 
 
 def _closed_over(fn: ast.FunctionDef) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -21,6 +22,15 @@ def appended(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out.append(y[:, 1:])
     y = torch.stack(out, dim=-1)
     return y, h
+
+
+def looked_at(x: torch.Tensor) -> torch.Tensor:
+    """As by a debugger: the frame then holds its locals a second time."""
+    out = []
+    assert "out" in sys._getframe().f_locals
+    for t in range(x.shape[1]):
+        out.append(x[:, t] * 2)
+    return torch.stack(out, 1)
 
 
 def concatenated(x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +100,7 @@ class Cell(torch.nn.Module):
 
 cell = Cell()
 DYNAMIC = {"x": {0: "batch", 1: "length"}}
-LOOPS = [appended, concatenated, stored, last_value, rows, listed, comprehended, in_turns, cell]
+LOOPS = [appended, looked_at, concatenated, stored, last_value, rows, listed, comprehended, in_turns, cell]
 
 
 @pytest.mark.parametrize("fn", LOOPS, ids=[getattr(fn, "__name__", "cell") for fn in LOOPS])
@@ -155,6 +165,22 @@ def list_of_two_names(x: torch.Tensor) -> torch.Tensor:
     return torch.stack(same)
 
 
+def list_that_is_read_before(x: torch.Tensor) -> torch.Tensor:
+    out = []
+    kept = [out]
+    for t in range(x.shape[1]):
+        out.append(x[:, t])
+    return torch.stack(kept[0])
+
+
+def list_of_several_rounds(x: torch.Tensor) -> torch.Tensor:
+    out = []
+    for _ in range(2):
+        for t in range(x.shape[1]):
+            out.append(x[:, t])
+    return torch.stack(out)
+
+
 def closed_over(x: torch.Tensor) -> torch.Tensor:
     h = x[:, 0]
 
@@ -199,6 +225,8 @@ REFUSED = [
     counts,
     asks_how_many,
     list_of_two_names,
+    list_that_is_read_before,
+    list_of_several_rounds,
     closed_over,
     row_before_the_first,
     rows_that_broadcast,

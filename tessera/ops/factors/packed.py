@@ -40,8 +40,9 @@ def unpacked(x: Value, parts: list[Value], dim: int, local: Local) -> Factors | 
 
 def packed(parts: list[Value], out: Value, dim: int, local: Local | None = None) -> Factors | None:
     """Of an operator that puts blocks side by side, or one of them among zeros."""
-    count = equal_blocks(out, parts, dim)
-    if count is None or any(x.ndim != out.ndim for x in parts):
+    alike = all(x.ndim == out.ndim for x in parts)  # a list without elements may be joined to anything
+    count = equal_blocks(out, parts, dim) if alike else None
+    if count is None:
         return None
     operands = tuple(_dims(out.ndim, dim, WITHIN) for _ in parts)
     sizes = {BLOCKS: count, WITHIN: parts[0].shape[dim]}
