@@ -136,3 +136,18 @@ def test_histories_of_written_results(program: Callable, wanted: bool) -> None:
         sum((o.square().sum() for o in outs), torch.zeros(())).backward()
         seen.append((x.grad, [(o.detach(), o.requires_grad, o.is_leaf) for o in outs]))
     torch.testing.assert_close(seen[1], seen[0])
+
+
+@pytest.mark.parametrize("p, training", [(0.3, False), (0.0, True)])
+@pytest.mark.parametrize("grad", [False, True])
+def test_dropout_that_gives_a_leaf_back(p: float, training: bool, grad: bool) -> None:
+    """Under no_grad, too: it is the leaf itself."""
+
+    def given(x: Tensor) -> Tensor:
+        return nn.functional.dropout(leaf(x), p, training)
+
+    with torch.set_grad_enabled(grad):
+        x = torch.rand(3, 3, requires_grad=True)
+        result = tessera.jit(given)(x)
+        assert result.requires_grad and result.is_leaf
+        assert torch.equal(result, given(x))

@@ -48,15 +48,23 @@ def refuse_inner_leaves(gm: torch.fx.GraphModule) -> None:
     written: set[int | None] = set()  # memory that has such a history
     for node in nodes:
         made = node if (target := _written(node)) is None else target
-        if any(n in behind or _memory(n) in written for n in node.all_input_nodes) and _differentiable(made):
+        kept = _differentiable(made) or keeps_history(node)
+        if kept and any(n in behind or _memory(n) in written for n in node.all_input_nodes):
             behind.add(node)
             written |= {_memory(target)} - {None}
         if written & arguments:
             raise CaptureError(f"{node.name} writes what depends on a leaf of the graph's own to an argument")
         if node.op == "output":
             for given in node.all_input_nodes:
-                if _differentiable(given) and (given in behind or _memory(given) in written):
+                kept = _differentiable(given) or keeps_history(given)
+                if kept and (given in behind or _memory(given) in written):
                     raise CaptureError(f"the result {given.name} has its history from a leaf of the graph's own")
+
+
+def keeps_history(node: torch.fx.Node) -> bool:
+    """Dropout that may give its argument back, under no_grad too, with the history that Dynamo takes it to lose."""
+    drops = node.target in (torch.dropout, torch.nn.functional.dropout)
+    return drops and not _differentiable(node) and any(map(_differentiable, node.all_input_nodes))
 
 
 def written_arguments(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:

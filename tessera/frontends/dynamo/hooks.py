@@ -14,7 +14,7 @@ from traceback import FrameSummary
 
 import torch
 
-from tessera.frontends.dynamo.data_writes import written_arguments
+from tessera.frontends.dynamo.data_writes import keeps_history, written_arguments
 from tessera.frontends.functional.function import record_function
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value, substitute
@@ -93,7 +93,7 @@ def check_between_results(gm: torch.fx.GraphModule) -> None:
     asks = unknown or any(map(_ASKS.search, told))
     sets_hook = unknown or any("hook" in text for text in told)
     results = _results(gm)
-    depends = _depend(gm, results) or any(map(_keeps_history, gm.graph.nodes))
+    depends = _depend(gm, results) or any(map(keeps_history, gm.graph.nodes))
     if asks and (depends or (sets_hook and len(results) > 1) or written_arguments(gm)):
         raise CaptureError("the program asks for gradients between results of this graph; it runs eagerly")
 
@@ -131,12 +131,6 @@ def _depend(gm: torch.fx.GraphModule, results: set[torch.fx.Node]) -> bool:
         if any(n in behind or n in results for n in node.all_input_nodes):
             behind.add(node)
     return bool(results & behind)
-
-
-def _keeps_history(node: torch.fx.Node) -> bool:
-    """Dropout that may give its argument back, under no_grad too, with the history that Dynamo takes it to lose."""
-    drops = node.target in (torch.dropout, torch.nn.functional.dropout)
-    return drops and not _requires_grad(node) and any(map(_requires_grad, node.all_input_nodes))
 
 
 def _requires_grad(node: torch.fx.Node) -> bool:
