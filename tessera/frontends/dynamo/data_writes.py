@@ -28,11 +28,11 @@ def refuse_hidden_writes(gm: torch.fx.GraphModule) -> None:
         return
     read: set[int | None] = set()
     for node in nodes:
-        if node.op != "placeholder" and _differentiable(node):
+        if node.op != "placeholder" and differentiable(node):
             # A formula may save its operands or its result; a view saves nothing of its base.
             read |= {_memory(a) for a in node.all_input_nodes} ^ {_memory(node)}
         written = _written(node)
-        if written is not None and not _differentiable(written) and _memory(written) in (hidden & read) - {None}:
+        if written is not None and not differentiable(written) and _memory(written) in (hidden & read) - {None}:
             raise CaptureError(f"a write through .data to what {written.name} shares, after a differentiable use of it")
 
 
@@ -48,30 +48,32 @@ def refuse_inner_leaves(gm: torch.fx.GraphModule) -> None:
     written: set[int | None] = set()  # memory that has such a history
     for node in nodes:
         made = node if (target := _written(node)) is None else target
-        kept = _differentiable(made) or keeps_history(node)
-        if kept and any(n in behind or _memory(n) in written for n in node.all_input_nodes):
+        if any(n in behind or _memory(n) in written for n in node.all_input_nodes) and _has_history(made):
             behind.add(node)
             written |= {_memory(target)} - {None}
         if written & arguments:
             raise CaptureError(f"{node.name} writes what depends on a leaf of the graph's own to an argument")
         if node.op == "output":
             for given in node.all_input_nodes:
-                kept = _differentiable(given) or keeps_history(given)
-                if kept and (given in behind or _memory(given) in written):
+                if _has_history(given) and (given in behind or _memory(given) in written):
                     raise CaptureError(f"the result {given.name} has its history from a leaf of the graph's own")
+
+
+def _has_history(node: torch.fx.Node) -> bool:
+    return differentiable(node) or keeps_history(node)
 
 
 def keeps_history(node: torch.fx.Node) -> bool:
     """Dropout that may give its argument back, under no_grad too, with the history that Dynamo takes it to lose."""
     drops = node.target in (torch.dropout, torch.nn.functional.dropout)
-    return drops and not _differentiable(node) and any(map(_differentiable, node.all_input_nodes))
+    return drops and not differentiable(node) and any(map(differentiable, node.all_input_nodes))
 
 
 def written_arguments(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
     """The arguments with a gradient whose memory the graph writes: they go on with another history."""
     written = {_memory(target) for node in gm.graph.nodes if (target := _written(node)) is not None} - {None}
     arguments = (n for n in gm.graph.nodes if n.op == "placeholder") if written else ()
-    return {n for n in arguments if _differentiable(n) and _memory(n) in written}
+    return {n for n in arguments if differentiable(n) and _memory(n) in written}
 
 
 def uncounted_arguments(gm: torch.fx.GraphModule) -> tuple[int, ...]:
@@ -94,7 +96,8 @@ def _example(node: object) -> object:
     return node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
 
 
-def _differentiable(node: object) -> bool:
+def differentiable(node: object) -> bool:
+    """Whether what a node gives requires gradients, as Dynamo knows it."""
     value = _example(node)
     parts = value if isinstance(value, (list, tuple)) else (value,)
     return any(isinstance(v, torch.Tensor) and v.requires_grad for v in parts)

@@ -14,7 +14,7 @@ from traceback import FrameSummary
 
 import torch
 
-from tessera.frontends.dynamo.data_writes import keeps_history, written_arguments
+from tessera.frontends.dynamo.data_writes import differentiable, keeps_history, written_arguments
 from tessera.frontends.functional.function import record_function
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value, substitute
@@ -32,7 +32,7 @@ def record_hook(
     """The tensor behind its hook."""
     recorder = recording()
     assert recorder is not None
-    if not _requires_grad(node.args[0]):  # type: ignore[arg-type]
+    if not differentiable(node.args[0]):
         raise CaptureError("a hook on a tensor that has no gradient; the graph runs eagerly, and refuses it")
     if not all(isinstance(v, torch.Tensor) for v in free):
         raise CaptureError("a hook that reads numbers of the program; the graph runs eagerly")
@@ -121,7 +121,7 @@ def _indent(line: str) -> int:
 def _results(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
     """What it computes that has a gradient."""
     output = next(n for n in gm.graph.nodes if n.op == "output")
-    return {n for n in output.all_input_nodes if n.op != "placeholder" and _requires_grad(n)}
+    return {n for n in output.all_input_nodes if n.op != "placeholder" and differentiable(n)}
 
 
 def _depend(gm: torch.fx.GraphModule, results: set[torch.fx.Node]) -> bool:
@@ -131,8 +131,3 @@ def _depend(gm: torch.fx.GraphModule, results: set[torch.fx.Node]) -> bool:
         if any(n in behind or n in results for n in node.all_input_nodes):
             behind.add(node)
     return bool(results & behind)
-
-
-def _requires_grad(node: torch.fx.Node) -> bool:
-    known = node.meta.get("example_value")
-    return isinstance(known, torch.Tensor) and known.requires_grad
