@@ -10,7 +10,7 @@ once, and always in the same order. An index that only one equation adds at is l
     -->
     places, order = aten.sort(index, stable=True)
     starts = aten.searchsorted(places, aten.arange(n + 1))
-    y = aten._embedding_bag_forward_only(rows, order, starts, include_last_offset=True)
+    y = tessera.bag_sum(rows, order, starts)
 
 Bags leave out what stands beyond the last of them, where eager asserts on the device: the program asserts, once an
 index.
@@ -27,11 +27,11 @@ from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
+from tessera.ops.bags import BAG_SUM
 from tessera.ops.families import product
 
 DEVICES = ("cuda",)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-WIDE = 32  # elements of a row, which the threads of a warp read side by side
 LARGE = 1 << 18  # elements that are added, from which on reading them takes longer than a launch
 SHARED = 2  # equations that add at an index
 ZEROS = ("zeros", "zeros_like", "new_zeros")
@@ -78,8 +78,7 @@ def _worth(x: Arg, index: Arg, rows: Arg) -> bool:
     if any(v.tensor.is_symbolic for v in (x, index, rows)) or index.ndim != 1 or x.ndim < 2:
         return False
     plain = rows.shape == (index.shape[0], *x.shape[1:]) and index.dtype in INTEGERS and x.dtype in DTYPES
-    large = product(x.shape[1:]) >= WIDE and rows.numel() >= LARGE
-    return plain and large and x.dtype == rows.dtype and x.tensor.device.type in DEVICES
+    return plain and rows.numel() >= LARGE and x.dtype == rows.dtype and x.tensor.device.type in DEVICES
 
 
 def _by_bags(rewrite: Rewrite, wraps: bool, check: bool, eqn: Equation) -> Value:
@@ -97,7 +96,7 @@ def _by_bags(rewrite: Rewrite, wraps: bool, check: bool, eqn: Equation) -> Value
     numbers = aten.arange(many + 1, dtype=index.dtype, device=index.tensor.device)
     starts = aten.searchsorted(places, numbers)
     flat = aten.reshape(rows, [rows.shape[0], width])
-    bags, *_ = aten._embedding_bag_forward_only(flat, order, starts, include_last_offset=True)
+    bags = emit(BAG_SUM, flat, order, starts)
     total = bags if x.ndim == 2 else aten.view(bags, list(x.shape))
     return total if _is_zero(rewrite, x) else aten.add(x, total)
 
