@@ -13,14 +13,17 @@ import triton.language as tl
 
 @triton.jit
 def bag_kernel(
-    rows, order, starts, weights, out, bags, many, entries, width, padding, across, along,
-    LAST: tl.constexpr, WEIGHTED: tl.constexpr, PADDED: tl.constexpr, MEAN: tl.constexpr, ACC: tl.constexpr,
-    BAGS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
+    rows, order, starts, weights, out, bags, many, entries, width, padding, across, along, blocks,
+    COLUMNS: tl.constexpr, LAST: tl.constexpr, WEIGHTED: tl.constexpr, PADDED: tl.constexpr, MEAN: tl.constexpr,
+    ACC: tl.constexpr, BAGS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """`out[b]`: the sum of `rows[order[j]]`, j from `starts[b]` on, of `many` rows of `width` columns; with LAST,
-    `starts` says where the last of the bags ends."""
-    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    `starts` says where the last of the bags ends. Neighbours in memory belong to one column with COLUMNS, else to one
+    row, in `rows` and in `out`; `blocks` of programs lie along that."""
+    near, far = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    block, part = (near, far) if COLUMNS else (far, near)
+    bag = block.to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    column = part * WIDTH + tl.arange(0, WIDTH)
     inside, wide = bag < bags, column < width
     start = tl.load(starts + bag, mask=inside, other=0).to(tl.int64)
     end = tl.load(starts + bag + 1, mask=inside & ((bag + 1 < bags) | LAST), other=entries).to(tl.int64)
@@ -48,5 +51,8 @@ def bag_kernel(
     tl.device_assert(right, "bag_sum: index out of range")
     if MEAN:
         total = total / tl.maximum(counted, 1).to(ACC)[:, None]
-    place = out + bag[:, None] * width + column[None, :]
+    if COLUMNS:
+        place = out + bag[:, None] + column[None, :].to(tl.int64) * bags
+    else:
+        place = out + bag[:, None] * width + column[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=inside[:, None] & wide[None, :])

@@ -43,15 +43,16 @@ def test_the_operator_is_an_embedding_bag(dtype: torch.dtype) -> None:
         )  # fmt: skip
         given = (rows, order, starts, last, weights, mean, padding)
         got = torch.ops.tessera.bag_sum(*given)
-        assert torch.equal(got, want)
+        assert torch.equal(got, want) and (got.t() if form == "columns" else got).is_contiguous()
         empty = torch.ops.tessera.bag_sum(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in given))
-        assert (empty.shape, empty.stride(), empty.dtype) == (want.shape, want.stride(), want.dtype)
+        assert (empty.shape, empty.stride(), empty.dtype) == (got.shape, got.stride(), got.dtype)
 
 
 def ptx(width: int, stored: str, size: int, **changed: object) -> str:
-    block, columns = bags.plan(width, size)
-    constants = {"LAST": True, "WEIGHTED": False, "PADDED": False, "MEAN": False, "ACC": triton.language.float32}
-    constants |= {"BAGS": block, "WIDTH": columns, "STEP": bags.STEP, "along": 1} | changed
+    block, columns, step = bags.plan(width, size)
+    constants = {"COLUMNS": False, "LAST": True, "WEIGHTED": False, "PADDED": False, "MEAN": False}
+    constants |= {"ACC": triton.language.float32, "BAGS": block, "WIDTH": columns, "STEP": step}
+    constants |= changed if "across" in changed else {"along": 1, **changed}
     types = {name: "constexpr" if name in constants else "i32" for name in bag_kernel.arg_names}
     types |= dict.fromkeys(("rows", "weights", "out"), stored) | dict.fromkeys(("order", "starts"), "*i64")
     aligned = [i for i, n in enumerate(bag_kernel.arg_names) if types[n][0] == "*" or n in ("width", "across")]
@@ -74,5 +75,7 @@ def test_rows_are_read_in_wide_pieces(width: int, stored: str, size: int) -> Non
 
 
 def test_every_form_compiles() -> None:
+    block, part, step = bags.COLUMN
+    assert "st.global" in ptx(64, "*bf16", 2, COLUMNS=True, BAGS=block, WIDTH=part, STEP=step, across=1)
     assert "assertfail" in ptx(300, "*fp16", 2, WEIGHTED=True, PADDED=True, MEAN=True, LAST=False)
     assert "add.f64" in ptx(64, "*fp64", 8, ACC=triton.language.float64)
