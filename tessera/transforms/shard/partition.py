@@ -337,7 +337,9 @@ class _Partitioner:
             return None
         for axis, how in place.parts:
             dim = self.met(v, axis) if how == "sum" else None
-            if dim is not None and all(mark.blocks == 1 for _, mark in place.entries(dim)):
+            if dim is None:
+                continue
+            if all(mark == PLAIN for _, mark in place.entries(dim)) or place.cuts_further(dim, axis):
                 moved = place.without_part(axis).with_axis(dim, axis)
                 place = moved if moved.is_even(dim) else place
         return place if place != self.place(v) else None
