@@ -59,10 +59,10 @@ class Entry:
         self.call: Callable[..., tuple] = program.call
         self.padded: Callable[..., object] | None = None  # the same over arguments that are padded first
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         return self.direct(*args, **kwargs) if self.padded is None else self.padded(*args, **kwargs)
 
-    def direct(self, *args: object, **kwargs: object) -> object:
+    def direct(self, /, *args: object, **kwargs: object) -> object:
         out = self.call(*self.held, *self.arguments.flat(args, kwargs))
         return out[0] if self.out == ["leaf"] else unflatten(iter(out), self.out)
 
@@ -81,7 +81,7 @@ class Loaded:
         self.path, self.entries, self._about = path, MappingProxyType(dict(entries)), about
         self.device = device
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         if len(self.entries) > 1:
             raise InputError(f"expected one of the entries {', '.join(self.entries)}: m.entries['…'](…)")
         return next(iter(self.entries.values()))(*args, **kwargs)

@@ -28,6 +28,6 @@ class PortableModule(torch.nn.Module):
         for held, tensor in zip(self.names, self.entry.held, strict=True):
             self.register_buffer(held, tensor)
 
-    def forward(self, *args: object, **kwargs: object) -> object:
+    def forward(self, /, *args: object, **kwargs: object) -> object:
         out = self.run(*(getattr(self, name) for name in self.names), *self.entry.arguments.flat(args, kwargs))
         return out[0] if self.entry.out == ["leaf"] else unflatten(iter(out), self.entry.out)

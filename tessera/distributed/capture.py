@@ -204,7 +204,7 @@ class _Called:
     def __init__(self, model: nn.Module, call: Callable) -> None:
         self._model, self._call = model, call
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         return self._call(*args, **kwargs)
 
     def __getattr__(self, name: str) -> object:

@@ -33,6 +33,7 @@ def holds_from(condition: str, low: int, high: int | None = None) -> int | None:
     try:
         tree = ast.parse(condition.strip(), mode="eval").body
         _check_depth(tree)
+        tree = _WholeNumbers().visit(tree)
         period = _period(tree)
         tails = [_Tail(tree, (residue, period)) for residue in range(period)]
         settled = max([low, *(period * (tail.bound + 1) + r for r, tail in enumerate(tails))])
@@ -149,6 +150,35 @@ def _period(tree: ast.expr) -> int:
         if not 1 <= period <= _PERIOD:
             raise _UnknownError
     return period
+
+
+class _WholeNumbers(ast.NodeTransformer):
+    """Sizes that were multiplied by a float and cut off, as resizing images does: `trunc(1.5*float(n))` is `3*n//2`.
+
+    A float that is a whole number of halves, quarters and so on is exact in such a product."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        match node:
+            case ast.Call(func=ast.Attribute(attr="sym_float"), args=[size], keywords=[]):
+                return size
+            case ast.Call(
+                func=ast.Attribute(attr="trunc" | "floor"), args=[ast.BinOp(op=ast.Mult()) as product], keywords=[]
+            ):
+                return _cut_off(product.left, product.right)
+        return node
+
+
+def _cut_off(left: ast.expr, right: ast.expr) -> ast.expr:
+    if isinstance(right, ast.Constant):
+        left, right = right, left
+    if not isinstance(left, ast.Constant) or not isinstance(left.value, float) or not 0 < left.value < _PERIOD:
+        raise _UnknownError
+    numerator, denominator = left.value.as_integer_ratio()
+    if denominator > _PERIOD:
+        raise _UnknownError
+    multiple = ast.BinOp(ast.Constant(numerator), ast.Mult(), right)
+    return multiple if denominator == 1 else ast.BinOp(multiple, ast.FloorDiv(), ast.Constant(denominator))
 
 
 def _check_depth(tree: ast.expr) -> None:

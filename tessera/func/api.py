@@ -297,7 +297,7 @@ class custom_vjp:  # noqa: N801 - a decorator
     def defvjp(self, fwd: Callable, bwd: Callable) -> None:
         self.fwd, self.bwd = fwd, bwd
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         if self.fwd is None or self.bwd is None:
             raise InputError(f"custom_vjp: {self.func.__name__} has no derivative yet; call .defvjp(fwd, bwd) first")
         if kwargs:

@@ -66,7 +66,7 @@ class CheckReport:
         yield Text(str(self), style="green" if self.ok else "red")
 
 
-def check(fn: Callable, *args: object, **kwargs: object) -> CheckReport:
+def check(fn: Callable, /, *args: object, **kwargs: object) -> CheckReport:
     """Run `fn(*args, **kwargs)` by eager PyTorch, in float64 and by Tessera, and compare, gradients included.
 
     On a difference that the dtypes do not explain, the report names the pass, the operator's rule or the executor that

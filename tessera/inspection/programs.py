@@ -19,7 +19,7 @@ from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.util.errors import InputError
 
 
-def trace(fn: Callable, *args: object, **kwargs: object) -> Trace:
+def trace(fn: Callable, /, *args: object, **kwargs: object) -> Trace:
     """The program `fn(*args, **kwargs)` runs, as a Trace: print it, save it, run it.
 
     A module's parameters and buffers, and other tensors it closes over, are the trace's constants.

@@ -164,7 +164,7 @@ class _ModuleCall:
     def __tessera__(self) -> Compiled:
         return _states[id(self)]
 
-    def __call__(self, *args, **kwargs):  # noqa: ANN002, ANN003, ANN204
+    def __call__(self, /, *args, **kwargs):  # noqa: ANN002, ANN003, ANN204
         state = _states[id(self)]
         if recording() is not None:
             return state.fn(*args, **kwargs)

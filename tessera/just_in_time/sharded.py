@@ -63,7 +63,7 @@ class ShardedCall:
         self.sizes: Sizes[_Program] = Sizes()
         self.agreement = Agreement(sharding)
 
-    def __call__(self, *batch: object, **named: object) -> object:
+    def __call__(self, /, *batch: object, **named: object) -> object:
         leaves, _ = pytree.tree_flatten((batch, named))
         caches = Caches(leaves)
         if caches.objects:

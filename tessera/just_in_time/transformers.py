@@ -30,7 +30,7 @@ def keep_own_call(model: object, compiled: object) -> None:
         weakref.finalize(compiled, _forget, weakref.ref(model)).atexit = False
 
 
-def get_compiled_call(model: nn.Module, *args: object, **kwargs: object) -> Callable:
+def get_compiled_call(model: nn.Module, /, *args: object, **kwargs: object) -> Callable:
     return model.__call__ if _in(model) else getattr(type(model), NAME)(model, *args, **kwargs)
 
 

@@ -41,7 +41,8 @@ def load(
     executors  as tessera.jit's
     """
     model = with_initializers(read_model(source, limits, None if folder is None else os.fspath(folder)), limits)
-    return OnnxModule(model, limits, compile, Options.of(executors, None, None))
+    kind = _SelfNamed if any(v.name == "self" for v in model.graph.inputs) else OnnxModule
+    return kind(model, limits, compile, Options.of(executors, None, None))
 
 
 class OnnxModule(torch.nn.Module):
@@ -54,7 +55,7 @@ class OnnxModule(torch.nn.Module):
         state = State(self, model.graph)
         # Everything of ours is behind one name, so that the file's names are free.
         self.__tessera_onnx__ = RunningGraph(model, state, limits, compile, options)
-        self.__tessera__ = Compiled(self.__tessera_onnx__, self.__tessera_onnx__.backend, self.__call__, lambda fn: fn)
+        self.__tessera__ = Compiled(self, self.__tessera_onnx__.backend, self.__call__, lambda fn: fn)
         self.register_load_state_dict_post_hook(_forget_programs)
 
     @property
@@ -71,14 +72,15 @@ class OnnxModule(torch.nn.Module):
         """What the file says of itself."""
         return self.__tessera_onnx__.model.metadata
 
-    def forward(self, *args: object, **kwargs: object) -> object:
+    @torch.compiler.disable(reason="an ONNX graph has programs of its own")  # inside a model that Dynamo traces
+    def forward(self, /, *args: object, **kwargs: object) -> object:
         graph = self.__tessera_onnx__
         outputs = graph(arguments(graph, args, kwargs))
         return outputs[0] if len(outputs) == 1 else outputs
 
     def __deepcopy__(self, memo: dict) -> OnnxModule:
         graph = self.__tessera_onnx__
-        other = OnnxModule(graph.model, graph.limits, graph.compiles, graph.backend.options)
+        other = type(self)(graph.model, graph.limits, graph.compiles, graph.backend.options)
         memo[id(self)] = other
         for name, (owner, attribute) in graph.state.places.items():
             setattr(*other.__tessera_onnx__.state.places[name], copy.deepcopy(getattr(owner, attribute), memo))
@@ -87,6 +89,23 @@ class OnnxModule(torch.nn.Module):
     def extra_repr(self) -> str:
         model = self.__tessera_onnx__.model
         return f"{model.path or 'ONNX'}, {len(model.graph.nodes)} nodes"
+
+
+class _SelfNamed(OnnxModule):
+    """The graph of a file that calls an input `self`, which PyTorch's modules call themselves."""
+
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
+        return super().__call__(*args, **_renamed(kwargs, "self", _STAND_IN))
+
+    def forward(self, /, *args: object, **kwargs: object) -> object:
+        return super().forward(*args, **_renamed(kwargs, _STAND_IN, "self"))
+
+
+_STAND_IN = "\0self"
+
+
+def _renamed(kwargs: Mapping[str, object], old: str, new: str) -> dict[str, object]:
+    return {new if name == old else name: value for name, value in kwargs.items()}
 
 
 def _forget_programs(net: OnnxModule, _: object) -> None:

@@ -14,7 +14,7 @@ from tessera.frontends.stablehlo.registry import CUSTOM_CALLS
 from tessera.stablehlo.program import load
 
 
-def from_jax(fn: Callable, *args: object, executors: str | list[str] | None = None, **kwargs: object) -> Callable:
+def from_jax(fn: Callable, /, *args: object, executors: str | list[str] | None = None, **kwargs: object) -> Callable:
     """A function that computes on tensors what `fn` does on JAX's arrays, for arguments of these shapes and types.
 
     Arguments are JAX's arrays, `jax.ShapeDtypeStruct`s (whose sizes may be symbols of `jax.export.symbolic_shape`),

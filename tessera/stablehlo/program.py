@@ -143,11 +143,15 @@ def load(
     programs = Programs(imported, re.sub(r"\W", "_", called) or "program", options)
     again = functools.partial(jit, executors=executors)
 
-    def function(*args: object, **kwargs: object) -> object:
+    @torch.compiler.disable(reason="a StableHLO program has programs of its own")  # inside what Dynamo traces
+    def run(args: tuple, kwargs: dict) -> object:
         leaves = structure.flatten(args, kwargs)
         if recording() is not None or torch.compiler.is_exporting():  # be traced as plain operations
             return structure.pack(imported.run(*imported.check(leaves)))
         return structure.pack(state.call(*leaves))
+
+    def function(*args: object, **kwargs: object) -> object:
+        return run(args, kwargs)
 
     state = Compiled(function, programs.backend, programs, again)
     state.owner = function

@@ -52,7 +52,7 @@ class PipelinedStep(ShardedStep):
             )
         super().__init__(model, loss_fn, state, settings, sharding)
 
-    def __call__(self, *batch: object, **named: object) -> object:
+    def __call__(self, /, *batch: object, **named: object) -> object:
         leaves, _ = pytree.tree_flatten((batch, named))
         what = self.model.training, *map(batch_key, leaves)
         program = self.programs.get(what)

@@ -72,7 +72,7 @@ class ShardedStep:
         self.backend = Backend(settings.options, True, type(model).__name__, ())
         self.__tessera__ = Compiled(self.__call__, self.backend, self.__call__, _again)
 
-    def __call__(self, *batch: object, **named: object) -> object:
+    def __call__(self, /, *batch: object, **named: object) -> object:
         leaves, _ = pytree.tree_flatten((batch, named))
         settings = self.settings
         waiting = tuple(n for n, p in self.params().items() if p.grad is not None) if settings.calls else ()

@@ -63,7 +63,7 @@ class TrainStep:
             self._say_in_parts(f"{self.elsewhere.who}: {self.elsewhere.reason}")
         self.__tessera__ = Compiled(self.__call__, backend, self.__call__, _again)
 
-    def __call__(self, *batch: object, **named: object) -> object:
+    def __call__(self, /, *batch: object, **named: object) -> object:
         if torch.is_inference_mode_enabled():
             raise InputError("train_step: expected a call outside torch.inference_mode, which makes no gradients")
         if active_fake_mode() is not None:

@@ -28,6 +28,10 @@ NAMES = {"__builtins__": {}, "Max": max, "min": min, "Mod": lambda a, b: a % b}
         ("n >= IntInfinity()", None),
         ("not n < 5", 5),
         ("Max(n, 8) == n", 8),
+        ("2*n == math.trunc(2.0*torch.sym_float(n))", 1),  # what resizing images asks
+        ("math.floor(torch.sym_float(n)*1.5) > 8", 6),
+        ("math.trunc(0.1*torch.sym_float(n)) > 8", None),  # no such float is a tenth
+        ("math.trunc(1e300*torch.sym_float(n)) > 8", None),
         ("n % 2 == 0", None),  # never for all
         ("n < 600", None),
         ("n > 10 ** 9", None),  # too far to look at all below

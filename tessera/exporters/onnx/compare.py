@@ -61,3 +61,15 @@ def compare(name: str, got: torch.Tensor, expected: torch.Tensor, precision: tor
             f"{wrong} of {got.numel()} elements differ; the worst is {where}: expected {theirs:.8g}, got {mine:.8g}"
         )
     return Difference(name, problem, worst, at, mine, theirs)
+
+
+def rounding_alone(got: torch.Tensor, expected: torch.Tensor, exact: object) -> bool:
+    """Whether a result lies about as close to that of double precision as the expected one does.
+
+    Of sums that cancel nothing but rounding is left, and no digit of it is the same in another order."""
+    if not isinstance(exact, torch.Tensor) or exact.shape != got.shape or not exact.dtype.is_floating_point:
+        return False
+    if got.dtype != expected.dtype or not got.dtype.is_floating_point:
+        return False
+    here, there = ((x.double() - exact.cpu()).abs().max() for x in (got, expected))
+    return bool(here <= 8 * there)

@@ -29,7 +29,9 @@ from tessera.tools.profile.sample import STEP, Step, from_log, from_torch_profil
 from tessera.util.errors import InputError, TesseraError
 
 
-def profile(fast: Callable, *args: object, steps: int = 10, backward: bool | None = None, **kwargs: object) -> Profile:
+def profile(
+    fast: Callable, /, *args: object, steps: int = 10, backward: bool | None = None, **kwargs: object
+) -> Profile:
     """Time of every equation of `fast(*args, **kwargs)`'s programs, against the roofline of the machine.
 
     steps     how many are measured

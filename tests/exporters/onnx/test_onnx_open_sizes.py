@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import tessera
 from tessera.exporters.onnx.decompose import _usual
-from tessera.onnx import export
+from tessera.onnx import ExportError, export
 from tessera.torch_internals.shapes import ShapeEnv
 from tessera.util.errors import CaptureError, InputError
 from tests.exporters.onnx.leaving import answers, assert_same
@@ -25,6 +25,11 @@ CASES: dict[str, Callable[[torch.Tensor], object]] = {
     "Fourier": lambda x: (torch.fft.rfft(x).abs(), torch.fft.irfft(torch.fft.rfft(x, dim=1), n=x.shape[1], dim=1)),
     "Fourier, scaled": lambda x: torch.fft.rfft(x, dim=1, norm="ortho").abs(),
     "neighbours": lambda x: (torch.diff(x, dim=1), x[:, -(x.shape[1] // 2) :], x[:, 1::2]),
+    "masked keys": lambda x: F.scaled_dot_product_attention(
+        *[x.unsqueeze(1)] * 3, attn_mask=(x[:, :, 0] > -1).unsqueeze(1).unsqueeze(1)
+    ),
+    "doubled": lambda x: F.interpolate(x, scale_factor=2.0, mode="linear") + x.repeat(1, 1, 2),
+    "half as much again": lambda x: F.interpolate(F.interpolate(x, scale_factor=1.5), scale_factor=2.0) + 1,
     "halved and back": lambda x: F.interpolate(F.avg_pool1d(x, 2), size=x.shape[2], mode="nearest"),
 }
 DYNAMIC = {"x": {0: "batch", 1: "rows", 2: "columns"}}
@@ -106,3 +111,24 @@ def test_artifacts_check_what_the_program_takes_for_granted(tmp_path) -> None:
         run(torch.randn(2, 2))
     with pytest.raises(CaptureError):
         tessera.export(fn, (torch.randn(2, 5),), tmp_path / "e.tess", dynamic={"x": {1: ("columns", 1, 9)}})
+
+
+def test_rounding_is_no_other_answer() -> None:
+    """What cancels is rounding alone, of which no digit agrees with another runtime's."""
+
+    class Mean(torch.nn.Module):
+        def __init__(self, lost: float = 0.0) -> None:
+            super().__init__()
+            self.norm, self.lost = torch.nn.InstanceNorm2d(3), lost
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(x)
+            if not torch.compiler.is_exporting():
+                y = y + self.lost
+            return y.mean((2, 3))
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 9, 7)
+    export(Mean(), (x,))
+    with pytest.raises(ExportError, match="gives another answer"):
+        export(Mean(1e-3), (x,))

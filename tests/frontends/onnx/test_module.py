@@ -49,6 +49,35 @@ def by_hand(net, x: torch.Tensor) -> torch.Tensor:
 # --- calling ---
 
 
+def test_inside_a_model_that_is_compiled() -> None:
+    """Dynamo, a transform and PyTorch's export meet an imported graph among other layers."""
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.net = torch.nn.Linear(4, 4), tessera_onnx.load(mlp())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(input=self.first(x)).tanh()
+
+    own, x = Own(), torch.randn(5, 4)
+    expected = by_hand(own.net, own.first(x)).tanh()
+    weight = own.first.weight
+    (wanted,) = torch.autograd.grad(expected.sum(), weight)
+    for run in (own, tessera.jit(own), torch.export.export(own, (x,)).module()):
+        got = run(x)
+        torch.testing.assert_close(got, expected)
+    (grad,) = torch.autograd.grad(tessera.jit(own)(x).sum(), weight)
+    torch.testing.assert_close(grad, wanted)
+
+
+def test_compiled_once_more() -> None:
+    net, x = tessera_onnx.load(mlp()), torch.randn(5, 4)
+    fast = tessera.jit(net)
+    for got in (fast(x), fast(input=x), tessera.jit(lambda y: net(y) + 1)(x) - 1):
+        torch.testing.assert_close(got, by_hand(net, x))
+
+
 def test_by_position_and_by_name(tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "mlp.onnx")
     net, x = tessera_onnx.load(tmp_path / "mlp.onnx"), torch.randn(5, 4)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from graphs import BOOL, constant, graph, helper, model, node, value
 
+import tessera
 from tessera import onnx as tessera_onnx
 from tessera.onnx import OnnxError
+from tessera.util.errors import InputError
 
 ATTRIBUTES = ("training", "forward", "__class__", "_parameters")
 REVERSED = "y\u202e\nimport os  #"
@@ -67,6 +71,41 @@ def test_right(make: Callable, compile: bool) -> None:  # noqa: A002
     x = torch.tensor([-1.0, 2.0, 3.0])
     with torch.no_grad():
         torch.testing.assert_close(tessera_onnx.load(make(), compile=compile)(x), RIGHT[make](x))
+
+
+TAKEN = ("self", "args", "kwargs", "forward", "class", "fn", "input", "module", "training", "values", "x y", "0")
+
+
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("name", TAKEN)
+def test_inputs_by_names_that_python_uses(name: str, compile: bool) -> None:  # noqa: A002
+    x, y = torch.randn(3), torch.randn(3)
+    net = tessera_onnx.load(model([node("Sub", [name, "other"], ["z"])], [name, "other"], ["z"]), compile=compile)
+    for again in (net, copy.deepcopy(net)):
+        torch.testing.assert_close(again(**{name: x, "other": y}), x - y)
+        torch.testing.assert_close(again(x, other=y), x - y)
+    with pytest.raises(InputError, match="given twice"):
+        net(x, **{name: y})
+
+
+def test_self_everywhere(tmp_path: Path) -> None:
+    """Whatever calls a function for its user leaves the name `self` to it."""
+
+    def minus(self: torch.Tensor, fn: torch.Tensor) -> torch.Tensor:
+        return self - fn
+
+    x, y = torch.randn(3), torch.randn(3)
+    named = {"self": x, "fn": y}
+    torch.testing.assert_close(tessera.jit(minus)(**named), x - y)
+    torch.testing.assert_close(tessera.vmap(minus, in_dims=0)(x, y), x - y)
+    assert tessera.check(minus, **named).ok
+    assert "aten.sub" in str(tessera.trace(minus, **named))
+    made = model([node("Sub", ["self", "fn"], ["z"])], [value("self", [3]), value("fn", [3])], ["z"])
+    net = tessera_onnx.load(made)
+    torch.testing.assert_close(tessera.jit(net)(**named), x - y)
+    path = tmp_path / "named.tess"
+    tessera.export(net, (), path, kwargs=named)
+    torch.testing.assert_close(tessera.load(path)(**named), x - y)
 
 
 def weight_that_a_node_makes():

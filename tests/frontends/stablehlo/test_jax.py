@@ -232,3 +232,10 @@ def test_a_program_of_jax_leaves_as_a_file(name: str, way: str, tmp_path: Path) 
         tessera.export(f, given, tmp_path / "f.tess")
         out = tessera.load(tmp_path / "f.tess", compile=False)(*given)
     torch.testing.assert_close(out, wanted, atol=2e-5, rtol=2e-5)
+
+
+def test_inside_what_is_compiled() -> None:
+    f = tessera.from_jax(lambda a: jnp.sin(a) * 2, described(normal(3)))
+    x = torch.randn(3)
+    for run in (tessera.jit(f), tessera.jit(lambda y: f(y) + 1 - 1)):
+        torch.testing.assert_close(run(x), 2 * x.sin())

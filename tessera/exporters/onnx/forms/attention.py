@@ -35,7 +35,7 @@ def attention(
     # ONNX Runtime gives zeros for heads of halves that do not fill its vectors.
     need(q.dtype != torch.float16 or all(isinstance(x.sizes[3], int) and x.sizes[3] % 8 == 0 for x in (q, v)))
     factor = None if scale is None else float(scale)
-    out = g.op("Attention", q, k, v, _broad(g, mask, k), is_causal=int(causal), scale=factor)
+    out = g.op("Attention", q, k, v, _broad(g, mask, q, k), is_causal=int(causal), scale=factor)
     if mask is None:
         return out
     return g.op(
@@ -43,11 +43,11 @@ def attention(
     )
 
 
-def _broad(g: Graph, mask: Ref | None, k: Ref) -> Ref | None:
-    """Runtimes want the last dimension of a mask as long as the keys are."""
-    if mask is None or same(mask.sizes[-1], k.sizes[2]):
+def _broad(g: Graph, mask: Ref | None, q: Ref, k: Ref) -> Ref | None:
+    """Runtimes want the last two dimensions of a mask as long as queries and keys are."""
+    if mask is None or (mask.ndim > 1 and same(mask.sizes[-2], q.sizes[2]) and same(mask.sizes[-1], k.sizes[2])):
         return mask
-    return g.expand(mask, [*mask.sizes[:-1], k.sizes[2]])
+    return g.expand(mask, [*mask.sizes[:-2], q.sizes[2], k.sizes[2]])
 
 
 @form(NAME)

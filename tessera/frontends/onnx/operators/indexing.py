@@ -14,7 +14,7 @@ from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.values import contents, number
 
 Tensor = torch.Tensor
-_COUNTED = "how many results there are depends on the values of its input"
+COUNTED = "how many results there are depends on the values of its input"
 
 
 def _positive(indices: Tensor, size: object) -> Tensor:
@@ -96,23 +96,23 @@ def one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1, c
     return torch.where(places == classes, values[1], values[0])
 
 
-@operator("NonZero", 9, interpreted=_COUNTED)
+@operator("NonZero", 9, interpreted=COUNTED)
 def non_zero(x: Tensor) -> Tensor:
     if x.ndim == 0:
         return torch.zeros((1, int(bool(x))), dtype=torch.int64)
     return torch.nonzero(x).t().contiguous()
 
 
-@operator("Compress", 9, interpreted=_COUNTED)
+@operator("Compress", 9, interpreted=COUNTED)
 def compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
     if axis is None:
         x, axis = x.reshape(-1), 0
     return x.index_select(axis, torch.nonzero(condition).reshape(-1))
 
 
-@operator("Unique", 11, interpreted=_COUNTED)
+@operator("Unique", 11, interpreted=COUNTED)
 def unique(x: Tensor, *, axis: int | None = None, sorted: int = 1) -> tuple:
-    known = contents(x, _COUNTED)
+    known = contents(x, COUNTED)
     half = isinstance(known, Tensor) and known.dtype == torch.bfloat16
     array = np.asarray(known.float() if half else known)  # type: ignore[attr-defined]
     values, first, inverse, counts = np.unique(array, True, True, True, axis=axis)

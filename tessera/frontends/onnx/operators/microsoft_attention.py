@@ -211,8 +211,8 @@ def group_query_attention(
     context: Context,
 ) -> tuple:
     """`last` is the place of each example's last token; `total` the longest length."""
-    if head_sink is not None or qk_output or k_quant_type != "NONE" or v_quant_type != "NONE":
-        raise OnnxError(f"{context.node}: head_sink, qk_output and quantized caches are not known")
+    if k_quant_type != "NONE" or v_quant_type != "NONE":
+        raise OnnxError(f"{context.node}: quantized caches are not known")
     q, k, v = _unpacked(query, key, value, num_heads, kv_num_heads)  # [batch, length, heads, size]
     length = q.shape[1]
     begin = last.to(torch.int64).reshape(-1, 1) + 1 - length
@@ -231,19 +231,27 @@ def group_query_attention(
     if local_window_size > 0:
         allowed = allowed & (column > row - local_window_size)
     keys, values = (repeated(t, num_heads) for t in present)
-    scores = multiplied(q, keys.transpose(2, 3)) * (scale or 1.0 / math.sqrt(q.shape[3]))
-    if not softcap and not smooth_softmax:
+    scale = scale or 1.0 / math.sqrt(q.shape[3])
+    if not softcap and not smooth_softmax and head_sink is None and not qk_output:
         mask = torch.where(allowed, 0.0 if attention_bias is None else attention_bias, float("-inf")).to(q.dtype)
-        y = F.scaled_dot_product_attention(q, keys, values, mask, scale=scale or 1.0 / math.sqrt(q.shape[3]))
+        y, shown = F.scaled_dot_product_attention(q, keys, values, mask, scale=scale), None
     else:
+        scores = multiplied(q, keys.transpose(2, 3)) * scale
         scores = softcap * torch.tanh(scores / softcap) if softcap else scores
         scores = scores if attention_bias is None else scores + attention_bias
-        scores = torch.where(allowed, scores, float("-inf"))
-        if smooth_softmax:  # one more key, whose score is 0 and whose value is nothing
-            scores = F.pad(scores, (0, 1))
-        weights = torch.softmax(scores.float(), -1).to(q.dtype)
-        y = multiplied(weights[..., :rows] if smooth_softmax else weights, values)
-    return (y.transpose(1, 2).reshape(q.shape[0], length, -1), *present)
+        sink = head_sink if head_sink is not None or not smooth_softmax else q.new_zeros(num_heads)
+        weights = _with_sink(torch.where(allowed, scores, float("-inf")).float(), sink).to(q.dtype)
+        y = multiplied(weights, values)
+        shown = weights if qk_output == 2 else torch.where(allowed, scores, 0.0).to(q.dtype)
+    return (y.transpose(1, 2).reshape(q.shape[0], length, -1), *present, shown)
+
+
+def _with_sink(scores: Tensor, sink: Tensor | None) -> Tensor:
+    """Softmax over the keys and, where heads have a sink, one more key of that score, whose value is nothing."""
+    if sink is None:
+        return torch.softmax(scores, -1)
+    column = sink.float().reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+    return torch.softmax(torch.cat([scores, column], -1), -1)[..., : scores.shape[-1]]
 
 
 def _unpacked(
@@ -258,3 +266,46 @@ def _unpacked(
         key.reshape(batch, length, kv_heads, -1),
         value.reshape(batch, length, kv_heads, -1),
     )
+
+
+@operator("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
+def decoder_masked_multi_head_attention(
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    mask: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    past_length: Tensor | None = None,
+    beams: Tensor | None = None,
+    indirection: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    output_qk: int = 0,
+    past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+    context: Context,
+) -> tuple:
+    """One token of each sequence; its keys and values go into a cache that is as long as it will ever be."""
+    if indirection is not None or output_qk:
+        raise OnnxError(f"{context.node}: a cache that beams share, and scores as an output, are not known")
+    if not past_present_share_buffer or past_key is None or past_value is None or past_length is None:
+        return multi_head_attention(
+            query, key, value, bias, mask, attention_bias, past_key, past_value, num_heads=num_heads, scale=scale,
+            mask_filter_value=mask_filter_value,
+        )  # fmt: skip
+    parts = [0, 0, 0] if bias is None else bias.split(query.shape[-1])
+    if key is None or value is None:
+        raise OnnxError(f"{context.node}: expected keys and values")
+    q, k, v = (heads_first(t + p, num_heads) for t, p in zip((query, key, value), parts, strict=True))
+    place = past_length.to(torch.int64).reshape(1, 1).expand(q.shape[0], 1)
+    rows = past_key.shape[2]
+    keys, values = _stored(past_key, k, place, rows), _stored(past_value, v, place, rows)
+    unwritten = torch.where(torch.arange(rows, device=q.device) <= place, 0.0, float("-inf"))
+    added = unwritten.reshape(-1, 1, 1, rows).to(q.dtype)
+    for more in (key_mask(mask, q, rows, mask_filter_value), attention_bias):
+        added = added if more is None else added + F.pad(more, (0, rows - more.shape[-1]))
+    return attend(q, keys, values, added, False, scale or 1.0 / math.sqrt(q.shape[3])), keys, values

@@ -37,6 +37,7 @@ def _activated(x: Tensor, name: str, params: list[float]) -> Tensor:
 
 
 @operator("FusedMatMul", domain=MICROSOFT)
+@operator("TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(
     a: Tensor,
     b: Tensor,

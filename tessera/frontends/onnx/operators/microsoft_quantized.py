@@ -9,6 +9,7 @@ import torch
 from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.interpreter import Context
 from tessera.frontends.onnx.operators.microsoft_attention import from_packed
+from tessera.frontends.onnx.operators.microsoft_fused import embed_layer_normalization
 from tessera.frontends.onnx.operators.pooling import average_pool
 from tessera.frontends.onnx.operators.products import matmul_integer, multiplied
 from tessera.frontends.onnx.operators.quantization import dequantize_linear, dynamic_quantize_linear, quantize_linear
@@ -251,11 +252,64 @@ def matmul_n_bits(
         shift = unpacked(zeros.reshape(N, -1), bits, blocks).reshape(N, blocks, 1).to(a.dtype)
     else:
         shift = zeros.reshape(N, blocks, 1).to(a.dtype)
+    if groups is not None:  # which block's scale each column has
+        whole, column = whole.reshape(N, -1, 1)[:, :K], groups[:K].to(torch.int64)
+        scale = scale.index_select(1, column)
+        shift = shift.index_select(1, column) if isinstance(shift, Tensor) else shift
     weight = ((whole - shift) * scale).reshape(N, -1)[:, :K]
-    if groups is not None:
-        raise OnnxError("MatMulNBits: g_idx orders the columns anew, which no block size says; export without it")
     y = multiplied(a, weight.t())
     return y if bias is None else y + bias
+
+
+_FLOATS_OF_4_BITS = (  # FP4, and NF4: the quantiles of a normal distribution
+    (0.0, 0.0052083333, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25),
+    (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+)  # fmt: skip
+
+
+@operator("MatMulBnb4", domain=MICROSOFT)
+def matmul_bnb4(
+    a: Tensor,
+    b: Tensor,
+    largest: Tensor,
+    *,
+    K: int,
+    N: int,
+    block_size: int,
+    quant_type: int,
+    training_mode: int = 0,
+    transB: int = 1,
+) -> Tensor:
+    """`a @ w.T`, where w is kept as floats of 4 bits, highest bits first, over the largest of each block."""
+    if quant_type not in (0, 1):
+        raise OnnxError(f"quant_type: expected 0 or 1, got {quant_type}")
+    table = _FLOATS_OF_4_BITS[quant_type]
+    signed = table if quant_type else (*table, *(-x for x in table))
+    values = torch.tensor(signed, dtype=largest.dtype, device=a.device)
+    codes = torch.stack([b >> 4, b & 15], -1).reshape(-1)[: N * K].to(torch.int64)
+    scale = largest.repeat_interleave(block_size)[: N * K]
+    weight = (values[codes] * scale).reshape(N, K).to(a.dtype)
+    return multiplied(a, weight.t() if transB else weight)
+
+
+@operator("QLinearWhere", domain=MICROSOFT)
+def qlinear_where(
+    condition: Tensor,
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+) -> Tensor:
+    chosen = torch.where(condition, _real(a, a_scale, a_zero), _real(b, b_scale, b_zero))
+    return _whole(chosen, y_scale, _zero_like(y_zero, a))
 
 
 @operator("GatherBlockQuantized", domain=MICROSOFT)
@@ -284,3 +338,28 @@ def gather_block_quantized(
         shift = unpacked(zeros[places], bits, scales.shape[-1]).to(scales.dtype)
         shift = shift.repeat_interleave(block_size, -1)[..., : rows.shape[-1]]
     return (rows - shift) * scale
+
+
+@operator("QEmbedLayerNormalization", domain=MICROSOFT)
+def quantized_embed_layer_normalization(
+    ids: Tensor,
+    segments: Tensor | None,
+    words: Tensor,
+    positions: Tensor,
+    segment_table: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    mask: Tensor | None,
+    *scales_and_zeros: Tensor,
+    epsilon: float = 1e-12,
+) -> tuple:
+    """Scales of the five tables, then their zero points."""
+    if len(scales_and_zeros) != 10:
+        raise OnnxError(f"QEmbedLayerNormalization: expected 5 scales and 5 zeros, got {len(scales_and_zeros)} inputs")
+    tables = (words, positions, segment_table, gamma, beta)
+    rows = zip(tables, scales_and_zeros[:5], scales_and_zeros[5:], strict=True)
+    word, position, segment, scale, shift = (None if t is None else _real(t, s, z) for t, s, z in rows)
+    assert word is not None and position is not None and scale is not None and shift is not None
+    return embed_layer_normalization(
+        ids, segments, word, position, segment, scale, shift, mask, epsilon=epsilon
+    )[:2]  # fmt: skip
