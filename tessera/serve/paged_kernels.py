@@ -154,13 +154,13 @@ def _share(length, parts, TILE: tl.constexpr, SPLIT: tl.constexpr):
     return tl.maximum(tl.cdiv(tl.cdiv(length, parts), TILE) * TILE, SPLIT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])  # one program whether or not there are several
 def attend_many(
     q, keys, values, tables, starts, positions, out, sums, tops, scale, window, softcap,
     token_q, head_q, page_k, slot_k, head_k, page_v, slot_v, head_v, columns, heads, parts, sequences,
     GROUP: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALL: tl.constexpr, SPLIT: tl.constexpr, ONE: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALL: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """A tile of neighbouring queries of one sequence over a part of its keys, for the heads that share them. Without
     ALL, sequences with one new token are left to `attend_one`."""
@@ -177,11 +177,10 @@ def attend_many(
     first, last = 0, tl.max(at, 0) + 1
     if WINDOW:
         first = tl.maximum(0, tl.load(positions + mine_from).to(tl.int32) - window + 1) // TILE * TILE
-    if not ONE:
-        each = _share(tl.load(positions + end - 1).to(tl.int32) + 1, parts, TILE, SPLIT)
-        first, last = tl.maximum(first, part * each), tl.minimum(last, (part + 1) * each)
-        if first >= last:
-            return
+    each = _share(tl.load(positions + end - 1).to(tl.int32) + 1, parts, TILE, SPLIT)
+    first, last = tl.maximum(first, part * each), tl.minimum(last, (part + 1) * each)
+    if first >= last:
+        return
     q_at = q + (token * token_q + head * head_q)[:, None] + d[None, :]
     given = tl.load(q_at, mask=mine[:, None] & (d < HEAD)[None, :], other=0.0)
     total, weight, top = _walk(
@@ -189,7 +188,7 @@ def attend_many(
         page_k, slot_k, page_v, slot_v, scale, window, softcap,
         ROWS, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP,
     )  # fmt: skip
-    if ONE:
+    if parts == 1:
         y_at = out + (token * heads + head)[:, None] * VALUE + dv[None, :]
         tl.store(y_at, total / tl.where(mine, weight, 1.0)[:, None], mask=mine[:, None] & (dv < VALUE)[None, :])
     else:
@@ -279,8 +278,8 @@ def paged_attention(
         scratch = _scratch(tokens * heads * parts if parts > 1 else 0, shape["DV"], q.device)
         attend_many[(tiles, groups, parts)](
             *tensors, *scratch, *settings, *numbers, parts, sequences,
-            GROUP=group, SHARE=share, ROWS=rows, ALL=single, SPLIT=MANY_SPLIT, ONE=parts == 1, **shape,
-            num_warps=4, num_stages=2,
+            GROUP=group, SHARE=share, ROWS=rows, ALL=single, SPLIT=MANY_SPLIT, **shape, num_warps=4,
+            num_stages=2,
         )  # fmt: skip
         if parts > 1:
             combine_many[(tiles, heads)](
