@@ -33,7 +33,7 @@ LANES = 32  # threads of a program: a warp, which waits for none but its own bag
 LOAD = 16  # bytes that a thread reads at once
 WIDEST = 1024  # bytes of a row that one program reads
 STEP = 8  # rows of a bag in flight
-COLUMN = (64, 8, 2)  # bags, columns and rows in flight where neighbours belong to one column, and bags are short
+COLUMN = (64, 8, 1)  # bags, columns and rows in flight where neighbours belong to one column, and bags are short
 
 
 def meaning(

@@ -4,7 +4,8 @@ In: a trace. Out: the same program, where on a GPU rows added at indices (messag
 gradient of what was indexed, of an embedding bag) are summed by bags. PyTorch sorts the indices of an `index_put` each
 time, and adds the rows of an `index_add` by atomics, rounding at every one. Sorted, the rows of a place stand side by
 side in an order that equations share after `cse`; a bag is summed in single precision, rounded once, and always in the
-same order. An `index_add` whose index no other equation adds at is left alone: it would be sorted for it.
+same order. An `index_add` whose index no other equation adds at is left alone: it would be sorted for it. So is an
+`index_put` that adds at few of many places: bags would be empty for the most part.
 
     y = aten.index_put(zeros, [index], rows, True)
     -->
@@ -48,7 +49,7 @@ def add_rows(trace: Trace) -> Trace:
     rewrite, checked, changed = Rewrite(trace), set(), False
     for eqn in rewrite:
         where = _added(eqn)
-        if where is not None and (counts[where[1]] >= SHARED or _sorted_anyway(rewrite, eqn, where[0])):
+        if where is not None and (counts[where[1]] >= SHARED or _sorted_anyway(rewrite, eqn, *where[:2])):
             index = where[1]
             # As in eager, indices of an `index_put` count from the end where they are negative; others may not be.
             check = (index, where[0].shape[0], eqn.opname == "index_add" and index in wrapped)
@@ -60,9 +61,9 @@ def add_rows(trace: Trace) -> Trace:
     return rewrite.finish() if changed else trace
 
 
-def _sorted_anyway(rewrite: Rewrite, eqn: Equation, x: Value) -> bool:
-    """By PyTorch, for this equation alone; of zeros, bags write every place once."""
-    return eqn.opname == "index_put" and _is_zero(rewrite, x)
+def _sorted_anyway(rewrite: Rewrite, eqn: Equation, x: Value, index: Value) -> bool:
+    """By PyTorch, for this equation alone; of zeros, bags write every place once, which pays where most have rows."""
+    return eqn.opname == "index_put" and index.shape[0] >= x.shape[0] and _is_zero(rewrite, x)
 
 
 def _added(eqn: Equation) -> tuple[Value, Value, Value] | None:

@@ -10,7 +10,8 @@ the distinct ones, adds in parts, and scatters the parts over zeros.
     starts = aten.searchsorted(places, aten.arange(n + 1))
     dw = tessera.bag_sum(dy, bag_of[order], starts)
 
-A bag of which more is read than its sum (by a gradient that stays PyTorch's) stays whole.
+Where a table has more rows than were read, most bags would be empty, and the gradient stays PyTorch's. A bag of which
+more is read than its sum (by a gradient that stays) stays whole.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ def _sum(eqn: Equation) -> list[Value | None]:
 def _sums_gradients(eqn: Equation) -> bool:
     if eqn.opname != BACKWARD:
         return False
-    (grad, indices, offsets, _, _, _, _, by_frequency, mode, sparse, _, padding), _ = eqn.bound()
-    return mode == SUM and not by_frequency and not sparse and padding == -1 and _large(grad, indices, offsets)
+    (grad, indices, offsets, _, _, _, many, by_frequency, mode, sparse, _, padding), _ = eqn.bound()
+    plain = mode == SUM and not by_frequency and not sparse and padding == -1
+    return plain and _large(grad, indices, offsets) and indices.shape[0] >= many  # type: ignore[union-attr,operator]
 
 
 def _gradient(eqn: Equation) -> Value:
