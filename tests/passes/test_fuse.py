@@ -76,6 +76,16 @@ def test_what_overlapping_windows_read_is_computed_once_on_a_cpu() -> None:
     assert len(regions) == 1
 
 
+def test_windows_are_not_read_at_every_point_of_what_they_are_joined_with() -> None:
+    def reduced(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([F.avg_pool2d(x, 3, 2, 1), y * 2 + 1], 1).relu()
+
+    _, regions = fused(reduced, rand(1, 2, 8, 8), rand(1, 6, 4, 4))
+    assert regions == [{"avg_pool2d"}, {"mul", "add", "cat", "relu"}]
+    _, regions = fused(lambda x: F.pad(F.max_pool2d(x, 3, 1), (1, 1)) + 1, rand(1, 2, 8, 8))
+    assert regions == [{"max_pool"}, {"constant_pad_nd", "add"}]
+
+
 def test_channels_side_by_side_are_joined_by_the_library_on_a_cpu() -> None:
     def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (torch.cat([x, y], 1) + 1).relu()

@@ -39,7 +39,9 @@ from tessera.passes.fuse.compiler import (
 from tessera.passes.fuse.flow import Flow
 from tessera.passes.fuse.products import SLACK, Products
 from tessera.passes.fuse.repeats import shortened
+from tessera.util.names import names
 
+JOINS = names("cat concat stack constant_pad_nd")
 MOST_BUFFERS, MOST_EQUATIONS = 24, 96
 AGAIN = 1.3  # how much dearer a kernel may get by computing something again, beside SLACK
 FEW = 8  # points of something large, for each of something small, from which on that may be computed apart
@@ -322,6 +324,8 @@ class _Fusion:
                 return merged, "every point of its neighbour would compute it again"
             if any(map(self.compiler.once, self._equations(a))) and self._along_rows(a, b):
                 return merged, "it would be computed again at every point"
+            if any(self.compiler.once(self.trace.equations[i]) for i in windows) and self._joined(a, b):
+                return merged, "its windows would be read at every point of what it is joined with"
             # something small, computed beside what needs it, or large, of which only a part is needed
             return two.space(), ""
         if one.reduces and two.reduces and one.rows != two.rows:
@@ -350,6 +354,11 @@ class _Fusion:
         readers = [i for i in self.groups.members[b] if any(self.groups.of[j] == a for j in self.flow.sources(i))]
         results = [v.tensor for i in readers for v in self.trace.equations[i].results()]
         return any(size_hint(t.shape[d]) == small < t.numel() for t in results for d in innermost(t))
+
+    def _joined(self, a: int, b: int) -> bool:
+        """Whether group b puts group a beside something: a kernel computes all pieces at every point, and chooses."""
+        joins = [i for i in self.groups.members[b] if self.trace.equations[i].opname in JOINS]
+        return any(self.groups.of[j] == a for i in joins for j in self.flow.sources(i))
 
     def _stored_after_sums(self, a: int, b: int) -> bool:
         """Whether group b gives something, point by point, that waits for a sum of group a."""
