@@ -277,7 +277,7 @@ def _along_sequence(plan: Plan, v: Value, axis: str, rows: object, context: Cont
         placement = placement.with_split(0, plan.axes(*DATA))
     if context is not None and size_key(v.shape[1]) == size_key(context.length):
         placement = placement.with_axis(1, context.axis, context.mark)
-    return placement.with_axis(1, axis) if _divides(placement.local(1), plan.mesh.size(axis)) else None
+    return placement.with_axis(1, axis) if placement.cuts_further(1, axis) else None
 
 
 def _by_name(plan: Plan, weights: Mapping[str, Value], modules: Collection[str]) -> dict[str, Placement]:

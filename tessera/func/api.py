@@ -18,7 +18,8 @@ import torch
 import torch.utils.checkpoint
 
 from tessera.frontends.functional import (
-    collectives,  # noqa: F401 - tracing needs what these two enter
+    averaged,  # noqa: F401 - tracing needs what these three enter
+    collectives,  # noqa: F401
     control,
     picks,  # noqa: F401
 )

@@ -213,6 +213,10 @@ class Placement:
         splits = tuple((*old, axis) if d == dim else old for d, old in enumerate(self.splits))
         return replace(self, splits=splits, marks=(*self.marks, (axis, mark)))
 
+    def cuts_further(self, dim: int, axis: str, mark: Mark = PLAIN) -> bool:
+        """Whether an axis more cuts a dimension evenly, within what others have cut."""
+        return cuts_evenly(self.mesh, self.shape[dim], [*self.entries(dim), (axis, mark)])
+
     def with_part(self, axis: str, how: str = "sum") -> Self:
         return replace(self, parts=(*self.parts, (axis, how)))
 

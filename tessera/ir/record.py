@@ -20,6 +20,7 @@ from tessera.ir import fake, literals
 from tessera.ir.alias import FUNCTIONAL, Ref, Root, View, grad_mode, overwriting
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
+from tessera.ir.known import known
 from tessera.ir.layouts import laid_as
 from tessera.ir.overlap import check_overlap
 from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, is_view, normalise, schema_of
@@ -50,6 +51,9 @@ _QUERIES = (
     "aten::numel",
     "aten::dim",
 )
+# Questions about what it holds.
+_aten = torch.ops.aten
+_ASKS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.item.default, _aten.equal.default)
 # Operators that change what a tensor object is, not what its memory holds.
 _SHAPE_CHANGES = {
     "resize_",
@@ -140,7 +144,25 @@ class Recorder(TorchDispatchMode):
     # --- the dispatch mode ---
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
-        kwargs = kwargs or {}
+        if func in _ASKS:
+            with self.knowing(args):
+                return self.dispatch(func, args, kwargs or {})
+        return self.dispatch(func, args, kwargs or {})
+
+    @contextmanager
+    def knowing(self, asked: tuple) -> Iterator[None]:
+        """While a program asks what tensors hold, those that no argument decides are known. Not longer: a write to them
+        would not reach what is remembered here."""
+        unknown = [x for x in asked if isinstance(x, FakeTensor) and x.constant is None]
+        try:
+            for x in unknown:
+                x.constant = known(self.builder, self.value(x))
+            yield
+        finally:
+            for x in unknown:
+                x.constant = None
+
+    def dispatch(self, func: Any, args: tuple, kwargs: dict) -> object:
         name = func.name() if isinstance(func, OpOverload) else str(func)
         if name.startswith(_QUERIES) or (isinstance(func, OpOverload) and not _touches_tensors(func)):
             return func(*args, **kwargs)

@@ -3,6 +3,7 @@
 from tessera.ops import (  # noqa: F401
     activation,
     attention,
+    bags,
     channelnorm,
     choosing,
     chunked_loss,

@@ -3,8 +3,9 @@
 In: the tensors of `tessera::paged_attention`. Out: its result, without waiting for the device: plans are made from
 shapes alone. A sequence with one new token is split along its length, so that one long sequence and many short ones
 keep all multiprocessors busy, and a second program combines the parts. Where it is split depends on its own position,
-never on who else is there. Sequences with several new tokens are walked in tiles of queries. With `single` all of them
-are: then the order of every sum is the same, however a prompt was cut.
+never on who else is there. Sequences with several new tokens are walked in tiles of queries, and long ones are split
+as well where tiles are few: 272 equal programs take twice the time of 264 where 264 run side by side. With `single`
+all are walked in tiles, and none is split: then the order of every sum is the same, however a prompt was cut.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ TILE = 64  # keys at a time
 SPLIT, MOST_PARTS = 256, 32  # keys a part has at least; longer sequences have longer parts
 ROWS = 64  # queries times heads of a tile
 WARPS, STAGES = 4, 2  # of a sequence with one new token
+# Of sequences with several: keys a part has at least, the most parts, and programs that are enough. That is eight times
+# what runs side by side on 132 multiprocessors, so that the last ones of all cost an eighth at most.
+MANY_SPLIT, MANY_PARTS, ENOUGH = 1024, 8, 2048
 
 
 @triton.jit
@@ -131,17 +135,8 @@ def combine(
 
 
 @triton.jit
-def attend_many(
-    q, keys, values, tables, starts, positions, out, scale, window, softcap,
-    token_q, head_q, page_k, slot_k, head_k, page_v, slot_v, head_v, columns, heads, sequences,
-    GROUP: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
-    HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALL: tl.constexpr,
-):  # fmt: skip
-    """A tile of neighbouring queries of one sequence, for the heads that share keys. Without ALL, sequences with one
-    new token are left to `attend_one`."""
-    QUERIES: tl.constexpr = ROWS // SHARE
-    tile, kv = tl.program_id(0), tl.program_id(1)
+def _tile(tile, starts, sequences, QUERIES: tl.constexpr):
+    """The sequence of a tile, where its new tokens begin and end, and where those of the tile begin."""
     low, high = 0, sequences - 1
     while low < high:  # sequence s has its tiles from starts[s] // QUERIES + s on: that is room enough for all of them
         middle = (low + high + 1) // 2
@@ -150,27 +145,91 @@ def attend_many(
         else:
             high = middle - 1
     begin, end = tl.load(starts + low).to(tl.int32), tl.load(starts + low + 1).to(tl.int32)
-    local = (tile - (begin // QUERIES + low)) * QUERIES
-    if begin + local >= end:
+    return low, begin, end, begin + (tile - (begin // QUERIES + low)) * QUERIES
+
+
+@triton.jit
+def _share(length, parts, TILE: tl.constexpr, SPLIT: tl.constexpr):
+    """Keys of a part of a sequence with several new tokens, the last of which looks at so many."""
+    return tl.maximum(tl.cdiv(tl.cdiv(length, parts), TILE) * TILE, SPLIT)
+
+
+@triton.jit(do_not_specialize=["parts"])  # one program whether or not there are several
+def attend_many(
+    q, keys, values, tables, starts, positions, out, sums, tops, scale, window, softcap,
+    token_q, head_q, page_k, slot_k, head_k, page_v, slot_v, head_v, columns, heads, parts, sequences,
+    GROUP: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
+    HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALL: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """A tile of neighbouring queries of one sequence over a part of its keys, for the heads that share them. Without
+    ALL, sequences with one new token are left to `attend_one`."""
+    kv, part = tl.program_id(1), tl.program_id(2)
+    sequence, begin, end, mine_from = _tile(tl.program_id(0), starts, sequences, ROWS // SHARE)
+    if mine_from >= end:
         return
     if not ALL and end - begin == 1:
         return
     row, d, dv = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, DV)
-    token, head = begin + local + row // SHARE, row % SHARE
-    mine = (token < end) & (head < GROUP)
+    token, head = mine_from + row // SHARE, kv * GROUP + row % SHARE
+    mine = (token < end) & (row % SHARE < GROUP)
     at = tl.load(positions + token, mask=mine, other=-1).to(tl.int32)
-    nearest = tl.load(positions + begin + local).to(tl.int32)
-    first = 0
+    first, last = 0, tl.max(at, 0) + 1
     if WINDOW:
-        first = tl.maximum(0, nearest - window + 1) // TILE * TILE
-    q_at = q + (token * token_q + (kv * GROUP + head) * head_q)[:, None] + d[None, :]
+        first = tl.maximum(0, tl.load(positions + mine_from).to(tl.int32) - window + 1) // TILE * TILE
+    each = _share(tl.load(positions + end - 1).to(tl.int32) + 1, parts, TILE, SPLIT)
+    first, last = tl.maximum(first, part * each), tl.minimum(last, (part + 1) * each)
+    if first >= last:
+        return
+    q_at = q + (token * token_q + head * head_q)[:, None] + d[None, :]
     given = tl.load(q_at, mask=mine[:, None] & (d < HEAD)[None, :], other=0.0)
-    total, weight, _ = _walk(
-        given, at, first, tl.max(at, 0) + 1, tables + low * columns, keys + kv * head_k, values + kv * head_v,
+    total, weight, top = _walk(
+        given, at, first, last, tables + sequence * columns, keys + kv * head_k, values + kv * head_v,
         page_k, slot_k, page_v, slot_v, scale, window, softcap,
         ROWS, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP,
     )  # fmt: skip
-    y_at = out + (token * heads + kv * GROUP + head)[:, None] * VALUE + dv[None, :]
+    if parts == 1:
+        y_at = out + (token * heads + head)[:, None] * VALUE + dv[None, :]
+        tl.store(y_at, total / tl.where(mine, weight, 1.0)[:, None], mask=mine[:, None] & (dv < VALUE)[None, :])
+    else:
+        place = (token.to(tl.int64) * heads + head) * parts + part
+        tl.store(sums + place[:, None] * DV + dv[None, :], total, mask=mine[:, None])
+        tl.store(tops + place * 2, top, mask=mine)
+        tl.store(tops + place * 2 + 1, weight, mask=mine)
+
+
+@triton.jit
+def combine_many(
+    sums, tops, starts, positions, out, window, heads, parts, sequences,
+    QUERIES: tl.constexpr, TILE: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr,
+):  # fmt: skip
+    """The parts of a tile of queries and one head, put together."""
+    head = tl.program_id(1)
+    _, begin, end, mine_from = _tile(tl.program_id(0), starts, sequences, QUERIES)
+    if mine_from >= end or end - begin == 1:
+        return
+    token, dv = mine_from + tl.arange(0, QUERIES), tl.arange(0, DV)
+    mine = token < end
+    at = tl.load(positions + token, mask=mine, other=-1).to(tl.int32)
+    each = _share(tl.load(positions + end - 1).to(tl.int32) + 1, parts, TILE, SPLIT)
+    level = tl.full([QUERIES], float("-inf"), tl.float32)
+    weight = tl.zeros([QUERIES], tl.float32)
+    total = tl.zeros([QUERIES, DV], tl.float32)
+    for part in range(0, parts):
+        there = mine & (part * each <= at)
+        if WINDOW:
+            there = there & ((part + 1) * each > at - window + 1)
+        place = (token.to(tl.int64) * heads + head) * parts + part
+        top = tl.load(tops + place * 2, mask=there, other=float("-inf"))
+        higher = tl.maximum(level, top)
+        zero = tl.where(higher == float("-inf"), 0.0, higher)  # no part was there yet
+        shrink, share = tl.exp2(level - zero), tl.exp2(top - zero)
+        weight = weight * shrink + tl.load(tops + place * 2 + 1, mask=there, other=0.0) * share
+        part_sums = tl.load(sums + place[:, None] * DV + dv[None, :], mask=there[:, None], other=0.0)
+        total = total * shrink[:, None] + part_sums * share[:, None]
+        level = higher
+    y_at = out + (token * heads + head)[:, None] * VALUE + dv[None, :]
     tl.store(y_at, total / tl.where(mine, weight, 1.0)[:, None], mask=mine[:, None] & (dv < VALUE)[None, :])
 
 
@@ -199,23 +258,42 @@ def paged_attention(
     settings = (scale, window, softcap or 1.0)
     if not single:
         parts = min(MOST_PARTS, -(-tables.shape[1] * size // SPLIT))
-        room = sequences * heads * parts if parts > 1 else 0
-        sums, tops = (torch.empty(room * n, dtype=torch.float32, device=q.device) for n in (shape["DV"], 2))
+        scratch = _scratch(sequences * heads * parts if parts > 1 else 0, shape["DV"], q.device)
         attend_one[(sequences, groups, parts)](
-            *tensors, sums, tops, *settings, *numbers, parts,
+            *tensors, *scratch, *settings, *numbers, parts,
             GROUP=group, ROWS=_power(group), SPLIT=SPLIT, MOST=MOST_PARTS, ONE=parts == 1, **shape,
             num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
         if parts > 1:
             combine[(sequences, heads)](
-                sums, tops, starts, positions, out, window, heads, parts, TILE=TILE, VALUE=value, DV=shape["DV"],
+                *scratch, starts, positions, out, window, heads, parts, TILE=TILE, VALUE=value, DV=shape["DV"],
                 WINDOW=window > 0, SPLIT=SPLIT, MOST=MOST_PARTS, num_warps=2,
             )  # fmt: skip
     if single or tokens != sequences:
         share = 1 << (group - 1).bit_length()
         rows = max(ROWS, share)
-        attend_many[(tokens // (rows // share) + sequences, groups)](
-            *tensors, *settings, *numbers, sequences,
-            GROUP=group, SHARE=share, ROWS=rows, ALL=single, **shape, num_warps=4, num_stages=2,
+        queries = rows // share
+        tiles = tokens // queries + sequences
+        parts = 1 if single else _many_parts(-(-tokens // queries) * groups, tables.shape[1] * size)
+        scratch = _scratch(tokens * heads * parts if parts > 1 else 0, shape["DV"], q.device)
+        attend_many[(tiles, groups, parts)](
+            *tensors, *scratch, *settings, *numbers, parts, sequences,
+            GROUP=group, SHARE=share, ROWS=rows, ALL=single, SPLIT=MANY_SPLIT, **shape, num_warps=4,
+            num_stages=2,
         )  # fmt: skip
+        if parts > 1:
+            combine_many[(tiles, heads)](
+                *scratch, starts, positions, out, window, heads, parts, sequences, QUERIES=queries, TILE=TILE,
+                VALUE=value, DV=shape["DV"], WINDOW=window > 0, SPLIT=MANY_SPLIT, num_warps=4,
+            )  # fmt: skip
     return out
+
+
+def _scratch(places: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Room for the sums of parts, and for their top scores and weights."""
+    return tuple(torch.empty(places * n, dtype=torch.float32, device=device) for n in (width, 2))  # type: ignore[return-value]
+
+
+def _many_parts(programs: int, length: int) -> int:
+    """Into how many parts sequences with several new tokens are split, where the longest may have such a length."""
+    return max(1, min(MANY_PARTS, length // (2 * MANY_SPLIT), -(-ENOUGH // programs)))

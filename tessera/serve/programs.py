@@ -233,6 +233,8 @@ class Programs:
         lengths = {longest >> i for i in range(longest.bit_length())}
         lengths |= set(range(SHORT, min(longest, MOST_REPLAYED) + 1, SHORT)) if every else set()
         steps = {self._prompt(tokens) for tokens in lengths}
+        # One more beside a long text, whose attention takes a kernel more.
+        steps.add((self._prompt(SHORT)[0]._replace(columns=wide(512)), False))
         for sizes, again in sorted(steps, reverse=True):
             flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
             Inputs.of(flat, sizes, self.groups).starts[1:] = sizes.tokens  # one sequence has them all

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from all_ranks import assert_equal, train_mesh
-from models import GPT, VOCABULARY, Llama, token_batches, token_loss
+from models import GPT, VOCABULARY, Attention, Llama, token_batches, token_loss
 from steps import pretended, train_whole
 from strategies import plan_of
 from torch import Tensor, nn
@@ -92,6 +92,77 @@ def test_trains_alike(name: str, words: tuple[str, ...]) -> None:
     model, batches, plan = make().double(), token_batches(2), plan_of(words)
     mine = train_mesh(model, loss, batches, dict.fromkeys(plan, 2), plan)
     assert_equal(mine, train_whole(model, loss, batches, "adam", None))
+
+
+class Translator(nn.Module):
+    """PyTorch's own encoder and decoder, which compares the mask that it is given with a causal one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY)
+        self.layers = nn.Transformer(16, 4, 1, 1, 32, dropout=0.0, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], dtype=x.dtype)
+        return self.head(self.layers(x, x, tgt_mask=mask, src_key_padding_mask=ids == 0))
+
+
+class Averaging(nn.Module):
+    """Its statistics are means over all batches so far, by a count that is a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(VOCABULARY, 16), nn.BatchNorm1d(16, momentum=None)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.words(ids).transpose(1, 2)).transpose(1, 2))
+
+
+class Listening(nn.Module):
+    """What comes first has channels where others have the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ears, self.words = nn.Conv1d(6, 16, 3, stride=2, padding=1), nn.Embedding(VOCABULARY, 16)
+        self.own, self.cross = Attention(16, 4, True), Attention(16, 4, False)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, sound: Tensor, ids: Tensor) -> Tensor:
+        heard, x = F.gelu(self.ears(sound)).transpose(1, 2), self.words(ids)
+        x = x + self.own(x, x)
+        return self.head(x + self.cross(x, heard))
+
+
+def heard_loss(model: Listening, sound: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model(sound, ids).flatten(0, 1), labels.flatten())
+
+
+MORE = {
+    "a mask that is looked at": (Translator, {"dp": "zero3", "tp": "sequence"}, 2),
+    "a mask in a ring": (Translator, {"cp": "ring"}, 2),
+    "means over all batches": (Averaging, {"dp": "zero2", "tp": "tensor"}, 2),
+    "parts of a zigzag too small to cut": (lambda: Llama(1), {"cp": "ring", "tp": "sequence"}, 4),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_more_train_alike(name: str) -> None:
+    make, plan, ranks = MORE[name]
+    torch.manual_seed(0)
+    model, batches = make().double(), token_batches(2)
+    mine = train_mesh(model, token_loss, batches, {axis: ranks if axis == "tp" else 2 for axis in plan}, plan)
+    assert_equal(mine, train_whole(model, token_loss, batches, "adam", None))
+
+
+@pytest.mark.parametrize("word", ["ring", "ulysses"])
+def test_the_sequence_is_what_attention_sees(word: str) -> None:
+    torch.manual_seed(0)
+    model = Listening().double()
+    batches = [[torch.randn(4, 6, 16, dtype=torch.float64), *batch] for batch in token_batches(2)]
+    mine = train_mesh(model, heard_loss, batches, {"cp": 4}, {"cp": word})
+    assert_equal(mine, train_whole(model, heard_loss, batches, "adam", None))
 
 
 def call_once(model: nn.Module) -> None:

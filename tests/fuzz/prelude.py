@@ -134,6 +134,16 @@ class Over(torch.autograd.Function):
         return (None if g is None else g * 3), (None if h is None else h * y)
 
 
+class Filled(Over):
+    """The same with zeros for a gradient that did not come."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+        out = Over.forward(ctx, x, y)
+        ctx.set_materialize_grads(True)
+        return out
+
+
 def called(fn: Callable, *args: object, use_reentrant: bool) -> object:  # noqa: ARG001
     """What a checkpoint computes, without one."""
     return fn(*args)
@@ -185,7 +195,7 @@ NAMES: dict[str, object] = {
     "torch": torch, "F": F, "nn": nn, "math": math, "copy": copy, "nan": math.nan, "inf": math.inf,
     "checkpoint": checkpoint, **DTYPES,
     **{f.__name__: f for f in (
-        t, floats, loss, backward, outs, total, Scale, Gate, Cube, Over, called, on_copies, note, note_half, double,
-        note_module, add_one, note_parameter,
+        t, floats, loss, backward, outs, total, Scale, Gate, Cube, Over, Filled, called, on_copies, note, note_half,
+        double, note_module, add_one, note_parameter,
     )},
 }  # fmt: skip

@@ -163,6 +163,20 @@ def scenario():
 """
 
 
+HANDS_ON_NONE = """
+def program(x, y):
+    v, w = Gate.apply(x, y)
+    a, b = Over.apply(v * 1, y)
+    return a, b
+def scenario():
+    f = compiled(program)
+    x, y = t(3, seed=1).requires_grad_(), t(3, seed=2)
+    out = f(x, y)
+    backward(out, 1)
+    see(x=x)
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "outcome"),
     [
@@ -173,6 +187,8 @@ def scenario():
         (RECOMPUTES, "tile", "written"),
         (RECOMPUTES, "jit", "same"),
         (RUNS_AGAIN, "jit", "written"),
+        (HANDS_ON_NONE, "jit", "node"),
+        (HANDS_ON_NONE.replace("Over", "Filled"), "jit", "same"),
         (READS_NO_PRODUCT, "jit", "beyond"),
         (READS_NO_PRODUCT.replace("return x * 2", "return y"), "jit", "same"),
     ],

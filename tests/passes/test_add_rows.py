@@ -12,6 +12,7 @@ from tessera.ir.interp import run
 from tessera.ir.trace import Trace
 from tessera.passes.clean.cse import cse
 from tessera.passes.decompose import add_rows as passes
+from tessera.passes.decompose import embedding_bags
 
 NODES, EDGES = 50, 400
 
@@ -19,9 +20,9 @@ NODES, EDGES = 50, 400
 @pytest.fixture(autouse=True)
 def here_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the CPU were a GPU and small tensors large."""
-    monkeypatch.setattr(passes, "DEVICES", ("cpu",))
-    monkeypatch.setattr(passes, "LARGE", 1)
-    monkeypatch.setattr(passes, "WIDE", 1)
+    for module in (passes, embedding_bags):
+        monkeypatch.setattr(module, "DEVICES", ("cpu",))
+        monkeypatch.setattr(module, "LARGE", 1)
     torch._dynamo.reset()
     torch.manual_seed(0)
 
@@ -59,7 +60,7 @@ def test_messages_along_edges(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     joint = next(s.trace for s in tessera.stages(fast) if s.name == "joint cse")
     assert count(joint, "sort") == count(joint, "searchsorted") == 2  # of sources and of targets
-    assert count(joint, "_embedding_bag_forward_only") == 9
+    assert count(joint, "bag_sum") == 9
     assert count(joint, "index_put") == count(joint, "index_add") == 0
 
 
@@ -73,7 +74,7 @@ def test_what_was_there_before_stays(dtype: torch.dtype, kind: torch.dtype) -> N
         return x.index_add(0, index, a), y.index_add(0, index, -a)
 
     after = rewritten(added, x, y, a, index)
-    assert count(after, "_embedding_bag_forward_only") == 2 and count(after, "add") == 2
+    assert count(after, "bag_sum") == 2 and count(after, "add") == 2
 
 
 def test_a_bag_is_rounded_once() -> None:
@@ -142,3 +143,70 @@ def test_the_range_is_looked_at_where_rows_are_first_added() -> None:
     assert count(forward, "_assert_async") >= 1
     with pytest.raises(RuntimeError, match="out of range|out of bounds"):
         fast(x, e, target.clamp_min(1) + NODES - 1)
+
+
+def test_an_index_put_of_its_own_is_sorted_anyway() -> None:
+    """By PyTorch. To zeros alone: what is there would be read and written whole. And where most places get rows."""
+    x, rows, index = torch.randn(NODES, 6), torch.randn(EDGES, 6), torch.randint(-NODES, NODES, (EDGES,))
+
+    def put(x: Tensor, rows: Tensor, index: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_put((index,), rows, True)
+
+    assert count(rewritten(put, x, rows, index), "bag_sum") == 1
+    for fn, edges in ((lambda x, a, i: x.index_put((i,), a, True), EDGES), (put, NODES - 1)):
+        trace = trace_of(fn, x, rows[:edges], index[:edges])
+        assert not count(passes.add_rows(trace), "bag_sum")
+
+
+@pytest.mark.parametrize("lead", [(7,), (2, 3)], ids=str)
+def test_columns_are_added_at_indices_of_the_last_dimensions(lead: tuple[int, ...]) -> None:
+    """Some twice, some counted from the end."""
+    row, column, rows = torch.randint(-5, 5, (30,)), torch.randint(-4, 4, (30,)).int(), torch.randn(*lead, 30)
+
+    def put(rows: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        where = [*[None] * len(lead), row, column]
+        return torch.ops.aten.index_put(rows.new_zeros(*lead, 5, 4), where, rows, True)
+
+    after = rewritten(put, rows, row, column)
+    assert count(after, "bag_sum") == 1 and count(after, "index_put") == 0
+    with pytest.raises(RuntimeError, match="out of range"):
+        run(after, rows, row + 5, column)
+
+
+BAGS = [
+    {"mode": "sum"},
+    {"mode": "mean"},
+    {"mode": "sum", "include_last_offset": True},
+    {"mode": "sum", "padding_idx": 3},
+    {"mode": "mean", "padding_idx": -2},
+    {"mode": "max"},
+    {"mode": "sum", "scale_grad_by_freq": True},
+]
+
+
+@pytest.mark.parametrize(
+    "options, weighted", [*((o, False) for o in BAGS), *((o, True) for o in BAGS[::2] if o["mode"] == "sum")], ids=str
+)
+def test_embedding_bags(options: dict, weighted: bool) -> None:
+    """Values and gradients are eager's; bags that sum, and gradients of their tables, are sums of bags."""
+    table = torch.randn(20, 8, requires_grad=True)
+    index, offsets = torch.randint(20, (30,)), torch.tensor([0, 4, 4, 11, 30])
+    factors = torch.randn(30) if weighted else None
+
+    def bags(table: Tensor, index: Tensor, offsets: Tensor, factors: Tensor | None) -> Tensor:
+        return torch.nn.functional.embedding_bag(index, table, offsets, per_sample_weights=factors, **options)
+
+    fast = tessera.jit(bags, executors=["tile", "aten"], strict=True)
+    got, want = fast(table, index, offsets, factors), bags(table, index, offsets, factors)
+    torch.testing.assert_close(got, want)
+    weights = torch.randn_like(want)
+    for a, b in zip(*(torch.autograd.grad(y, table, weights) for y in (got, want)), strict=True):
+        torch.testing.assert_close(a, b)
+    joint = next(s.trace for s in tessera.stages(fast) if s.name == "joint cse")
+    plain = options["mode"] == "sum" and not {"padding_idx", "scale_grad_by_freq"} & options.keys()
+    assert count(joint, "bag_sum") == 2 * plain
+    with torch.no_grad():
+        infer = tessera.jit(bags, executors=["tile", "aten"], strict=True)
+        torch.testing.assert_close(infer(table, index, offsets, factors), want)
+        final = tessera.stages(infer)[-1].trace
+        assert count(final, "bag_sum") == (options["mode"] != "max")

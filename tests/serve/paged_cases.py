@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -64,6 +65,19 @@ def check(device: str, dtype: torch.dtype, most: int = 3) -> int:
     return count
 
 
+def check_parts(device: str, dtype: torch.dtype) -> int:
+    """Sequences with several new tokens, split along their keys, beside one too short for it and a single token."""
+    torch.manual_seed(1)
+    heads, groups, head, value = SHAPES[device][0]
+    given = inputs([(250, 283), (0, 20), (99, 100), (0, 0), (60, 130)], heads, groups, head, value, dtype, device)
+    whole = ((0, 0.0), (40, 0.0), (170, 3.0))
+    with mock.patch.multiple(paged_kernels, MANY_SPLIT=32):
+        for window, softcap in whole:
+            settings = (head**-0.5, window, softcap, False)
+            agree(paged_kernels.paged_attention(*given, *settings), _attention(*given, *settings), dtype)
+    return len(whole)
+
+
 def rows_stand_alone(device: str, dtype: torch.dtype) -> bool:
     """A token gives the same bits beside others, in whatever chunk; and one that decodes in any crowd."""
     q, keys, values, tables, starts, positions = inputs([(0, 90)], 4, 2, 64, 64, dtype, device)
@@ -85,4 +99,4 @@ def rows_stand_alone(device: str, dtype: torch.dtype) -> bool:
 
 if __name__ == "__main__":
     assert rows_stand_alone("cpu", torch.float32)
-    print(check("cpu", torch.float32, int(sys.argv[1])))
+    print(check_parts("cpu", torch.float32) + check("cpu", torch.float32, int(sys.argv[1])))

@@ -10,19 +10,20 @@ from interpreted import run_interpreted
 
 triton = pytest.importorskip("triton")
 
-from paged_cases import check, rows_stand_alone  # noqa: E402
+from paged_cases import check, check_parts, rows_stand_alone  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from tessera.serve import paged_kernels  # noqa: E402
 
 CASES = 2 * 5  # of a shape
+PARTS = 3
 
 
 @pytest.mark.parametrize("shapes", [1, pytest.param(2, marks=pytest.mark.sweep)])
 def test_kernels_compute_what_the_reference_computes(shapes: int) -> None:
     printed = run_interpreted(Path(__file__).with_name("paged_cases.py"), shapes)
-    assert int(printed.split()[-1]) == CASES * shapes
+    assert int(printed.split()[-1]) == CASES * shapes + PARTS
 
 
 @pytest.mark.gpu
@@ -30,17 +31,18 @@ def test_kernels_compute_what_the_reference_computes(shapes: int) -> None:
 def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
     shapes = 2 if dtype is torch.float32 else 3  # heads of 256 in float32 take minutes to compile
     assert check("cuda", dtype, shapes) == CASES * shapes
+    assert check_parts("cuda", dtype) == PARTS
     assert rows_stand_alone("cuda", dtype)
 
 
 @pytest.mark.parametrize("stored", ["*bf16", "*fp8e4nv"])
-@pytest.mark.parametrize("name", ["attend_one", "attend_many", "combine"])
+@pytest.mark.parametrize("name", ["attend_one", "attend_many", "combine", "combine_many"])
 def test_kernels_compile_for_hopper(name: str, stored: str) -> None:
     kernel = getattr(paged_kernels, name)
     every = {
         "GROUP": 4, "SHARE": 4, "ROWS": 16 if name == "attend_one" else 64, "SIZE": 16, "TILE": 64, "HEAD": 128,
         "D": 128, "VALUE": 128, "DV": 128, "WINDOW": True, "SOFTCAP": True, "SPLIT": 256, "MOST": 32, "ONE": False,
-        "ALL": False,
+        "ALL": False, "QUERIES": 16,
     }  # fmt: skip
     constants = {key: value for key, value in every.items() if key in kernel.arg_names}
     types = {key: "constexpr" if key in constants else "i32" for key in kernel.arg_names}

@@ -10,7 +10,6 @@ import pytest
 from tessera.spatial.memory import canonical, exact
 from tessera.spatial.memory.allocate import Placed, _greedy, _neighbours, _orders, _urgent, allocate
 from tessera.spatial.memory.check import Laid, LayoutError, check
-from tessera.spatial.memory.separate import separate
 from tessera.spatial.memory.span import Span, pressure
 from tessera.util.errors import OptionError
 from tests.spatial.lifetimes import least, prove, random_spans
@@ -64,14 +63,66 @@ def test_the_canonical_search_finds_what_all_orders_find() -> None:
     assert allocate([]).height == 0
 
 
+def _cut_up(seed: int, count: int) -> list[Span]:
+    """A full memory, cut into so many buffers: it has a layout without a hole."""
+    chance = random.Random(seed)
+    boxes = [(0, 1024, 0, 512)]
+    while len(boxes) < count:
+        low, high, start, end = boxes.pop(chance.randrange(len(boxes)))
+        if chance.random() < 0.5 and high - low > 1:
+            at = chance.randrange(low + 1, high)
+            boxes += [(low, at, start, end), (at, high, start, end)]
+        elif end - start > 1:
+            at = chance.randrange(start + 1, end)
+            boxes += [(low, high, start, at), (low, high, at, end)]
+        else:
+            boxes.append((low, high, start, end))
+    chance.shuffle(boxes)
+    return [Span(32 * (high - low), start, end) for low, high, start, end in boxes]
+
+
+def test_the_canonical_search_fills_a_memory_that_was_cut_up() -> None:
+    for seed in range(8):
+        spans = _cut_up(seed, 100)
+        addresses = canonical.fit(spans, 1024 * 32, 20_000)
+        assert pressure(spans) == 1024 * 32 and addresses is not None
+        prove(spans, Placed(addresses, 1024 * 32))
+
+
+# At most 4 units live at once, and no layout has that height.
+UNITS = [(1, 3, 7), (3, 6, 7), (3, 1, 2), (2, 5, 6), (1, 2, 6), (1, 4, 5), (1, 3, 4), (1, 1, 5), (2, 0, 1), (2, 2, 3),
+         (2, 0, 1)]  # fmt: skip
+
+
 def test_a_set_that_needs_more_than_lives_at_once() -> None:
-    # At most 4 units live at once, and no layout has that height.
-    units = [(1, 3, 7), (3, 6, 7), (3, 1, 2), (2, 5, 6), (1, 2, 6), (1, 4, 5), (1, 3, 4), (1, 1, 5), (2, 0, 1),
-             (2, 2, 3), (2, 0, 1)]  # fmt: skip
-    spans = [Span(32 * size, start, end) for size, start, end in units]
+    spans = [Span(32 * size, start, end) for size, start, end in UNITS]
     placed = allocate(spans)
     assert pressure(spans) == 128 and placed.height == 160 and placed.proven
     assert canonical.fit(spans, 128, 10_000) is None
+
+
+def _fits(spans: list[Span], height: int, laid: tuple[int, ...] = ()) -> bool:
+    """Whether any addresses at all will do: all are tried."""
+    if len(laid) == len(spans):
+        return True
+    span = spans[len(laid)]
+    beside = [(a, s.size) for a, s in zip(laid, spans, strict=False) if s.meets(span)]
+    free = (at for at in range(height - span.size + 1) if all(at + span.size <= a or a + n <= at for a, n in beside))
+    return any(_fits(spans, height, (*laid, at)) for at in free)
+
+
+def test_a_proof_that_there_is_no_layout_is_one() -> None:
+    found = []
+    for seed in range(60):
+        chance, sets = random.Random(seed), [list(unit) for unit in UNITS]
+        for _ in range(seed % 4):
+            changed = chance.choice(sets)
+            changed[2] += chance.randrange(2)
+            changed[0] = max(changed[0] + chance.choice((-1, 0, 1)), 1)
+        spans = sorted((Span(*unit) for unit in sets), key=lambda s: s.start)
+        found.append(canonical.fit(spans, pressure(spans), 20_000) is not None)
+        assert found[-1] == _fits(spans, pressure(spans)), f"seed {seed}"
+    assert 10 < sum(found) < 50
 
 
 def test_buffers_that_stand_too_high_become_urgent() -> None:
@@ -83,19 +134,6 @@ def test_buffers_that_stand_too_high_become_urgent() -> None:
         prove(spans, placed)
         lower += placed.height < before.height
     assert lower > 10
-
-
-def test_buffers_that_overlap_are_moved_apart() -> None:
-    for seed in (2, 3, 4, 5):
-        spans = random_spans(seed, 100)
-        neighbours = _neighbours(spans)
-        before = min((_greedy(spans, order, neighbours) for order in _orders(spans)), key=lambda p: p.height)
-        room = (pressure(spans) + before.height) // 2 + 7  # which is no multiple of 32
-        addresses = separate(spans, neighbours, room, before.addresses, 4000)
-        assert before.height > room and addresses is not None
-        prove(spans, Placed(addresses, room))
-    assert separate([Span(64, 0, 2), Span(64, 1, 3)], [[1], [0]], 96, [0, 64], 100) is None
-    assert separate([Span(64, 0, 2)], [[]], 32, [0], 100) is None
 
 
 def test_a_search_without_budget_says_so() -> None:

@@ -103,3 +103,16 @@ def test_columns_of_a_batch_are_shared_out_on_a_gpu() -> None:
         pytest.skip("needs Triton")
     kernel = lowered(spread, torch.zeros(200704, 64)).kernel
     assert triton.propose(kernel, {})[0].split >= 128
+
+
+def test_equal_numbers_deviate_by_nothing() -> None:
+    """Whatever rounding does to their mean: the derivative of a root divides by the root."""
+    x = torch.full((131, 3), 0.1) * torch.tensor([1.0, 7.0, float("inf")])
+    x[5, 1] = float("nan")
+    made = lowered(lambda x: torch.std(x * 3, [0]), x)
+    whole = torch.empty(3)
+    run(made.kernel, [x, whole])
+    halves = torch.empty(3)
+    in_parts(made.kernel, 16, [x, halves])
+    for got in (whole, halves):
+        torch.testing.assert_close(got, torch.std(x * 3, [0]), rtol=0, atol=0, equal_nan=True)

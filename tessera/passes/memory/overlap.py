@@ -26,7 +26,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.dist import EXCHANGES, OVER, ROWS, Collective, axis_in, bytes_sent, is_collective, on
 from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.mode import mode_of
-from tessera.ir.schema import has_effect
+from tessera.ir.schema import has_effect, is_pointwise
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ops.op import flops
@@ -63,7 +63,7 @@ class _Unit:
 
 
 def is_product(eqn: Equation) -> bool:
-    if is_collective(eqn) or (work := flops(eqn)) <= PRODUCT:
+    if is_collective(eqn) or is_pointwise(eqn.op) or (work := flops(eqn)) <= PRODUCT:
         return False
     sizes = [size_hint(v.numel()) for v in _tensors(eqn)]
     return bool(sizes) and work > PRODUCT * max(sizes)
@@ -236,7 +236,8 @@ class _Order:
         again = True
         while again:
             for queue in self.queues.values():
-                yield from self.begun_in(queue)
+                if queue.begun or (queue.waiting and self.there.issuperset(queue.waiting[0].inputs())):
+                    yield from self.begun_in(queue)
             again = bool(self.ready)
             while self.ready:
                 yield from self.moved_up(self.ready.popleft())
@@ -244,7 +245,7 @@ class _Order:
     def begun_in(self, queue: _Queue) -> Iterator[Equation]:
         while queue.begun and self.is_over(queue, first := next(iter(queue.begun))):
             yield self.wait(queue, first)
-        while queue.waiting and all(v in self.there for v in queue.waiting[0].inputs()):
+        while queue.waiting and self.there.issuperset(queue.waiting[0].inputs()):
             while not queue.fits(queue.waiting[0]) and (queue.sums or self.late.issuperset(queue.begun)):
                 yield self.wait(queue, next(iter(queue.begun)))
             if not queue.fits(queue.waiting[0]) or self.too_early(queue.waiting[0]) or self.too_much(queue.waiting[0]):

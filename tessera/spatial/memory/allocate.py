@@ -2,9 +2,8 @@
 
 In: sizes and lifetimes. Out: an address for each, so that buffers that live at the same time lie apart, and how many
 bytes that takes. Several orders of the greedy rule are tried, then a search that moves a buffer at fault to the
-front, then one in which all at fault become more urgent from round to round, then one in which buffers overlap and are
-moved apart. What is still higher than it must be goes to CP-SAT where it is small and ortools is installed, and to the
-search over canonical layouts otherwise.
+front, then one in which all at fault become more urgent from round to round. What is still higher than it must be goes
+to CP-SAT where it is small and ortools is installed, and to the search over canonical layouts otherwise.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.spatial.memory import canonical, exact
-from tessera.spatial.memory.separate import separate
 from tessera.spatial.memory.span import Span, pressure
 
-NODES = 20_000  # of the canonical search, all heights together: some seconds
+NODES = 40_000  # of the canonical search, all heights together: some seconds
 URGENCY = (0.1, 0.02, 0.005)  # how far a buffer that stands too high moves to the front at most, of all of them
-MOVES = 4000  # of buffers that overlap: about half a second
 
 
 @dataclass(frozen=True)
@@ -31,9 +28,8 @@ class Placed:
 
 
 def allocate(
-    spans: Sequence[Span], capacity: int | None = None, seed: int = 0, tries: int = 60, moves: int = MOVES,
-    nodes: int = NODES,
-) -> Placed:  # fmt: skip
+    spans: Sequence[Span], capacity: int | None = None, seed: int = 0, tries: int = 60, nodes: int = NODES
+) -> Placed:
     """Addresses of least height, or of any that a capacity allows. Sizes are taken to be aligned."""
     if not spans:
         return Placed([], 0, True)
@@ -48,10 +44,6 @@ def allocate(
         best = _search(spans, order, neighbours, best, enough, random.Random(seed), tries)
     if best.height > enough:
         best = _urgent(spans, neighbours, best, enough, random.Random(seed), tries)
-    if best.height > enough and capacity is not None and len(spans) > exact.LARGEST:  # fewer are solved below
-        # From the layout by size: the large ones are hard to move, and lie well there.
-        apart = separate(spans, neighbours, enough, laid[0][0].addresses, moves, seed)
-        best = best if apart is None else _placed(spans, apart, False)
     if best.height > enough and len(spans) <= exact.LARGEST and exact.available():
         best = _solved(spans, goal, best)
     if best.height > enough and not best.proven and len(spans) <= canonical.LARGEST:
@@ -71,7 +63,7 @@ def _lower(spans: Sequence[Span], enough: int, best: Placed, nodes: int, seed: i
     low, high, proven = enough // unit, best.height // unit, True
     wanted = low
     while low < high:
-        nodes = max(nodes // 2, 1)
+        nodes = max(nodes // 2, 1) if any_height else nodes
         try:
             addresses = canonical.fit(spans, wanted * unit, nodes, seed)
         except canonical.Unknown:

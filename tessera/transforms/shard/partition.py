@@ -37,6 +37,7 @@ from tessera.transforms.shard.instead import back_again
 from tessera.transforms.shard.local import local
 from tessera.transforms.shard.makers import Makers
 from tessera.transforms.shard.notes import Note, noted
+from tessera.transforms.shard.remembered import RULES, choices_on
 from tessera.transforms.shard.values import HEAVY, Values, local_type, placement_of
 from tessera.util.errors import InputError, RuleError
 
@@ -97,8 +98,7 @@ class _Partitioner:
         self.uses: dict[Value, int] = {}
         self.users, self.makers_of = trace.users(), trace.makers()
         self.notes: list[Note] = []
-        self.rules: dict[int, Factors | None] = {}  # equal equations have one rule,
-        self.choices: dict[tuple, Choice] = {}  # and where their operands lie alike they are cut alike
+        self.choices = choices_on(mesh, stays, ways)  # equal equations whose operands lie alike are cut alike
 
     def run(self) -> Sharded:
         trace = self.trace
@@ -182,9 +182,9 @@ class _Partitioner:
         number = lasting(eqn)
         if number is None:
             return factors_of(eqn)
-        if number not in self.rules:
-            self.rules[number] = factors_of(eqn)
-        return self.rules[number]
+        if number not in RULES:
+            RULES[number] = factors_of(eqn)
+        return RULES[number]
 
     def forbids(self, eqn: Equation, rule: Factors) -> bool:
         """Some operand is split along a dimension that the operator wants whole."""
@@ -279,7 +279,9 @@ class _Partitioner:
         may_pass = tuple(self.uses.get(v, 0) == 1 and len(self.held[v]) == 1 for v in operands)
         number = None if any(v in self.makers.of for v in operands) else lasting(eqn)
         key = number, held, pinned, may_pass, tuple(self.kinds[v] for v in operands)
-        if number is None or key not in self.choices:
+        if number is None:
+            return self.asked(rule, operands, results, held, pinned, may_pass)
+        if key not in self.choices:
             self.choices[key] = self.asked(rule, operands, results, held, pinned, may_pass)
         return self.choices[key]
 
@@ -321,13 +323,15 @@ class _Partitioner:
     def view_of(self, eqn: Equation, rule: Factors, place: Placement) -> Choice:
         """How a view is cut if its operand stays where it is."""
         key = lasting(eqn), place
-        if key[0] is None or key not in self.choices:
-            costs = lambda _, to: 0.0 if to == place else HEAVY  # noqa: E731
-            question = Question(
-                self.mesh, rule, tensors(eqn), [eqn.out], [[place]], [None], [False], costs, costs
-            )  # fmt: skip
-            self.choices[key] = choose(question)
-        return self.choices[key]
+        if key in self.choices:
+            return self.choices[key]
+        costs = lambda _, to: 0.0 if to == place else HEAVY  # noqa: E731
+        choice = choose(
+            Question(self.mesh, rule, tensors(eqn), [eqn.out], [[place]], [None], [False], costs, costs)
+        )  # fmt: skip
+        if key[0] is not None:
+            self.choices[key] = choice
+        return choice
 
     def home(self, v: Value) -> Placement | None:
         """Where summands that several equations read are best put together: one of those equations has an operand that
@@ -337,7 +341,9 @@ class _Partitioner:
             return None
         for axis, how in place.parts:
             dim = self.met(v, axis) if how == "sum" else None
-            if dim is not None and all(mark.blocks == 1 for _, mark in place.entries(dim)):
+            if dim is None:
+                continue
+            if all(mark == PLAIN for _, mark in place.entries(dim)) or place.cuts_further(dim, axis):
                 moved = place.without_part(axis).with_axis(dim, axis)
                 place = moved if moved.is_even(dim) else place
         return place if place != self.place(v) else None

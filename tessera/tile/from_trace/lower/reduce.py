@@ -126,7 +126,7 @@ reduction("min.dim", _extreme_and_place("min"))
 # --- spread ---------------------------------------------------------------------------------------------
 
 
-def _moments(rows: Rows, call: Call, correction: object) -> tuple[T, T]:
+def _moments(rows: Rows, call: Call, correction: object, root: bool) -> tuple[T, T]:
     if correction is not None and not isinstance(correction, (int, float)):
         raise Unlowerable("a correction known only at run time")
     x = rows.read(call.out.dtype)
@@ -134,12 +134,16 @@ def _moments(rows: Rows, call: Call, correction: object) -> tuple[T, T]:
     mean = mean / rows.count(mean)
     left = x - mean
     total = rows.combine("sum", left * left)
+    if root:
+        # A mean of equal numbers may be a rounding away from them, and the derivative of a root divides by the root.
+        top = rows.combine("max", x)
+        total = top.compare("eq", rows.combine("min", x)).where(top - top, total)
     return total / rows.count(total, 1.0 if correction is None else correction).fn("maximum", 0), mean
 
 
 def _spread(root: bool, pair: bool) -> Callable[[Rows, Call], T]:
     def formula(rows: Rows, call: Call) -> T:
-        variance, mean = _moments(rows, call, call.kwargs.get("correction"))
+        variance, mean = _moments(rows, call, call.kwargs.get("correction"), root)
         if pair and call.number == 1:
             return mean
         return variance.fn("sqrt") if root else variance
