@@ -25,7 +25,7 @@ from tessera.ir.equation import Equation, Special, Value, symbols_in
 from tessera.ir.printer import equation_lines, operator_name
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint
-from tessera.ops.custom import AUTOGRAD_FUNCTION, CUSTOM_VJP
+from tessera.ops.custom import AUTOGRAD_FUNCTION, CUSTOM_VJP, is_float
 from tessera.pipeline.compilation import Compilation
 from tessera.runtime.plan import core_of
 
@@ -82,7 +82,7 @@ class GraphCheck:
         self.core = core_of(captured.trace, captured)
         flags = enumerate(captured.requires_grad)
         trains = self.compilation.account.joint is not None
-        self.wrt = [i for i, wanted in flags if trains and wanted and _is_float(self.inputs[i])]
+        self.wrt = [i for i, wanted in flags if trains and wanted and is_float(self.inputs[i])]
         self.mutated = [i for i, v in enumerate(captured.trace.inputs) if v in captured.trace.mutations]
         places: dict[Value, int] = {}
         for i, o in enumerate(captured.trace.outputs):
@@ -376,10 +376,6 @@ def _bound_wrongly(eqn: Equation, values: Values) -> bool:
             results.append(step(single, [copied(values[v.name]) for v in inputs], call=call))
     comparisons = [compare("", a, b, b) for a, b in zip(*results, strict=True)]
     return any(c is not None and not c.ok for c in comparisons)
-
-
-def _is_float(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
 def _text(eqn: Equation) -> str:

@@ -22,6 +22,7 @@ from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import is_random, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, contiguous_strides, overlaps_itself, size_hint, size_key
+from tessera.ops.custom import is_float
 from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
 from tessera.ops.twins import is_unwritten, is_users, twins
@@ -108,7 +109,7 @@ def _trace_vjp(
         results = _results(out, eqn)
         split = len(builder.equations)
         active = tuple(isinstance(r, torch.Tensor) and r.requires_grad for r in results)
-        heads = list(zip((r for r in results if _floats(r)), cts, strict=True))
+        heads = list(zip((r for r in results if is_float(r)), cts, strict=True))
         heads = [(o, c) for i, (o, c) in enumerate(heads) if o.requires_grad and (pulled is None or pulled[i])]
         sources = [x for x, wanted in zip(primals, sought, strict=True) if wanted]
         grads: list = [None] * len(sources)
@@ -158,7 +159,7 @@ def _trace_jvp(
             rest = iter(xs)
             full = [next(rest) if m else p for p, m in zip(primals, mask, strict=True)]
             results = _results(_apply(eqn, values, full), eqn)
-            return tuple(r for r in results if _floats(r)), tuple(r for r in results if not _floats(r))
+            return tuple(r for r in results if is_float(r)), tuple(r for r in results if not is_float(r))
 
         return tuple(p for p, m in zip(primals, mask, strict=True) if m), op
 
@@ -388,10 +389,6 @@ def _results(out: object, eqn: Equation) -> list:
         for r, v in zip(listed, eqn.outputs, strict=True)
         if v is not None
     ]
-
-
-def _floats(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
 def like_result(t: TensorType) -> TensorType:

@@ -9,10 +9,9 @@ messages that go only when both ends have posted them and all earlier ones of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tessera.ir.equation import Value
 from tessera.transforms.pipelined.cut import KINDS, Part, Stages
 from tessera.transforms.pipelined.schedule import Action, Schedule
 from tessera.util.errors import OptionError
@@ -68,7 +67,6 @@ class Forget:
 
 
 Step = Do | Send | Expect | Take | Forget
-Sends = Mapping[tuple[str, int, int], Sequence[Value]]
 
 
 def orders(schedule: Schedule, stages: Stages) -> tuple[tuple[Step, ...], ...]:
