@@ -21,4 +21,4 @@ def _why(_: Equation) -> str:
     return "rows of a bag read side by side, several ahead"
 
 
-register(OperatorExecutor("bags", claims, why=_why, operators=("tessera.bag_sum",)))
+register(OperatorExecutor("bags", claims, why=_why))

@@ -22,12 +22,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from tessera.executors.aten import bind
 from tessera.inspection.examples import example_inputs
 from tessera.inspection.step import step
-from tessera.ir.equation import Equation, Value, values_in
+from tessera.ir.equation import Equation, Value
 from tessera.ir.printer import operator_name
 from tessera.ir.schema import COLLECTIVES
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.passes.memory.offload import Halves
+from tessera.passes.memory.offload import handed_over
 from tessera.passes.memory.schedule import live_bytes
 from tessera.pipeline.compilation import Compilation
 
@@ -89,9 +89,7 @@ def memory(compilation: Compilation, measure: bool) -> tuple[Memory, ...]:
 def _owned(compilation: Compilation) -> list[Value]:
     """What the backward takes that the forward made for it alone."""
     forward, backward = (program.trace for program in compilation.account.programs)
-    saved = forward.outputs[compilation.account.results :]
-    names = {v.name for v in Halves(forward, backward, values_in(saved)).own()}  # type: ignore[arg-type]
-    return [v for v in backward.inputs if v.name in names]
+    return handed_over(forward, backward, compilation.account.results)
 
 
 def _measure(trace: Trace, known: dict[str, object], owned: list[Value]) -> Timeline:

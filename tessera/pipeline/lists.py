@@ -20,7 +20,6 @@ from tessera.passes.clean.known import Given, known
 from tessera.passes.memory.lay_out import lay_out
 from tessera.passes.memory.prefetch import prefetch
 from tessera.passes.memory.reinplace import reinplace
-from tessera.passes.memory.schedule import schedule
 from tessera.passes.patterns.align import align
 from tessera.passes.patterns.attention_mask import attention_mask
 from tessera.passes.patterns.attention_operands import attention_operands
@@ -156,7 +155,10 @@ def claiming(over: str) -> list[Row]:
 def finishing(over: str) -> list[Row]:
     """The order of equations, and memory."""
     return [
-        Stage("schedule", schedule, "regions are whole: their order decides how much memory is held", over),
+        Stage(
+            "schedule", parts.ordered, "regions are whole: their order decides how much memory is held", over,
+            needs=("run",),
+        ),
         Stage(
             "prefetch", prefetch, "in the final order, before anything is written over what is being copied",
             over, needs=("backward",), when=parts.offloads,

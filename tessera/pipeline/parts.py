@@ -16,12 +16,13 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ops.fp8 import lacking, refusal, rounds
 from tessera.passes.clean.dce import dce
-from tessera.passes.memory.offload import Halves, candidates, fitting, offload, peak
+from tessera.passes.memory.offload import Halves, candidates, fitting, handed_over, offload, peak
 from tessera.passes.memory.prefetch import MOVES
 from tessera.passes.memory.schedule import schedule
 from tessera.passes.patterns.fp8 import Layers, fp8
 from tessera.passes.patterns.linear_loss import chunk_loss
 from tessera.pipeline.account import Account
+from tessera.pipeline.stage import BACKWARD, FORWARD
 from tessera.transforms.fp8_layers import fp8_layers
 from tessera.transforms.remat import remat
 from tessera.transforms.vjp import Joint, vjp
@@ -163,6 +164,13 @@ def _forward_part(trace: Trace, results: list[Arg], cotangents: tuple[Value, ...
     return early
 
 
+def ordered(trace: Trace, run: Run) -> Trace:
+    """In an order that holds little memory. What forward saved dies in backward, with its last reader there."""
+    forward = run.traces.get(FORWARD)
+    backward = forward is not None and trace is run.traces.get(BACKWARD)
+    return schedule(trace, handed_over(forward, trace, run.account.results) if backward else ())  # type: ignore[arg-type]
+
+
 # --- saved tensors that wait on the host ---
 
 
@@ -176,7 +184,9 @@ def offloaded(halves: Halves, run: Run) -> Halves:
         account.offload_note = "nothing that is saved is large, and free until backward has begun"
     elif budget is not None:
         names = run.options.executors
-        planned = Halves(_rehearsed(halves.forward, names), _rehearsed(halves.backward, names), halves.saved)
+        forward = _rehearsed(halves.forward, names)
+        owned = handed_over(forward, halves.backward, halves.results)
+        planned = Halves(forward, _rehearsed(halves.backward, names, owned), halves.saved)
         everything, chosen = chosen, fitting(planned, chosen, budget)
         if not chosen:
             account.offload_note = "the programs fit the budget without it"
@@ -191,10 +201,10 @@ def offloaded(halves: Halves, run: Run) -> Halves:
     return offload(halves, chosen)
 
 
-def _rehearsed(trace: Trace, names: tuple[str, ...]) -> Trace:
+def _rehearsed(trace: Trace, names: tuple[str, ...], owned: Iterable[Value] = ()) -> Trace:
     """What claiming and scheduling will make of a program; nothing is kept."""
     executors = in_order(names)
     trace = chunk(trace, executors)
     for _, _, apply in passes_at("prepare", executors):
         trace = apply(trace)
-    return schedule(claim(trace, names)[0])
+    return schedule(claim(trace, names)[0], tuple(owned))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import tessera
 from tessera.executors import default
 from tessera.pipeline.options import Options
+from tessera.store.key import check_executors
 from tessera.tools import doctor
 from tessera.util.config import override
 
@@ -27,6 +28,12 @@ def test_kernels_take_part_where_they_can_be_made(monkeypatch: pytest.MonkeyPatc
     assert options.executors == default.PLAIN and options.recompute == "views"
     told = {check.name: check.found for check in doctor.checks()}
     assert "in the default list" in told["executor sdpa"] and "named by" in told["executor tile"]
+
+
+@pytest.mark.parametrize("names", [default.WITH_KERNELS, default.PLAIN], ids=str)
+def test_programs_of_those_that_take_part_by_default_can_be_stored(names: tuple[str, ...]):
+    """One that names its operators counts as a user's: nothing would be kept on disk, and every layer compiled."""
+    check_executors(names)
 
 
 def test_a_program_is_fused_by_default():

@@ -28,6 +28,18 @@ def test_wide_programs_shrink():
     assert_same(trace, after, torch.randn(64))
 
 
+def test_an_order_is_judged_with_what_dies_in_it():
+    """Small results first would hold all that is owned; one after the other, each is freed before the next is read."""
+
+    def fn(a, b, c):
+        return tuple(x.exp().view(4, 64).sum(1) for x in (a, b, c))
+
+    trace = trace_of(fn, *(torch.randn(256) for _ in range(3)))
+    after = schedule(trace, trace.inputs)
+    assert peak_memory(after, trace.inputs) <= peak_memory(trace, trace.inputs)
+    assert_same(trace, after, *(torch.randn(256) for _ in range(3)))
+
+
 def test_effects_keep_their_order():
     trace = trace_of(lambda x: (torch.rand(64) * x.sum(), torch.rand(2), torch.rand(64).sum()), torch.randn(64))
     order = [eqn.out.name for eqn in schedule(trace).equations if eqn.op._opname == "rand"]

@@ -59,6 +59,13 @@ class Halves:
         return [v for v in tensors if all(shares[root] == 1 and root not in taken for root in of[v])]
 
 
+def handed_over(forward: Trace, backward: Trace, results: int) -> list[Value]:
+    """Inputs of the backward that the forward made for it alone; its first `results` outputs are the caller's."""
+    saved = values_in(forward.outputs[results:])
+    names = {v.name for v in Halves(forward, backward, tuple(saved)).own()}
+    return [v for v in backward.inputs if v.name in names]
+
+
 def candidates(halves: Halves) -> list[Value]:
     """Large saved tensors whose memory can be given up, longest unused first. Those that backward reads at once are not
     among them: they would come back before they had left."""

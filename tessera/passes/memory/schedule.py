@@ -24,14 +24,16 @@ SUMS = ("reduce_scatter", "all_reduce")
 IN_TURN = (*SUMS, "permute", "in_order", ROWS)
 
 
-def schedule(trace: Trace) -> Trace:
-    """The same equations in an order that holds less memory at its peak, or the trace itself."""
+def schedule(trace: Trace, owned: Collection[Value] = ()) -> Trace:
+    """The same equations in an order that holds less memory at its peak, or the trace itself. Inputs in `owned` are as
+    in `peak_memory`."""
     of = roots(trace)
-    memory = _Memory(trace, of)
-    graph = _Graph(trace, of, memory)
+    memory = _Memory(trace, of, owned)
+    graph = _Graph(trace, of)
     best: list[int] | range = range(len(trace.equations))
     least = memory.peak(best)
-    for order in (graph.late(), graph.greedy()):
+    # A greedy order that saw owned inputs die would make copies of them early, only to end them.
+    for order in (graph.late(), graph.greedy(_Memory(trace, of) if owned else memory)):
         peak = memory.peak(order)
         if peak < least:
             best, least = order, peak
@@ -109,8 +111,8 @@ def _sends(trace: Trace) -> Iterator[tuple[int, int]]:
 class _Graph:
     """What must come before what, and two ways to put it in order."""
 
-    def __init__(self, trace: Trace, of: Roots, memory: _Memory) -> None:
-        self.trace, self.memory = trace, memory
+    def __init__(self, trace: Trace, of: Roots) -> None:
+        self.trace = trace
         self.equations = trace.equations
         self.needs = dependencies(trace, of)
         for planned in (*plan(trace, of), *plan_regions(trace, of)):  # what can be written in place stays so
@@ -147,10 +149,10 @@ class _Graph:
                     order.append(index)
         return order
 
-    def greedy(self) -> list[int]:
+    def greedy(self, memory: _Memory) -> list[int]:
         """Always the ready equation that gives back most memory on balance; ties in the old order."""
-        size, takes = self.memory.size, self.memory.takes
-        reads = [[r for r in touched if r not in self.memory.held] for touched in self.memory.touches]
+        size, takes = memory.size, memory.takes
+        reads = [[r for r in touched if r not in memory.held] for touched in memory.touches]
         readers: dict[Value, set[int]] = {}
         for index, touched in enumerate(reads):
             for root in touched:

@@ -2,8 +2,12 @@
 
 In: a trace. Out: the same program, where on a GPU `x1 @ y1 + x2 @ y2 + …` is a product of the operands side by side,
 and sums of columns are summed as one. A weight that is used step by step, as a recurrent cell's is, has such a
-gradient: two launches a step and weight, whose operands take less time to copy. Such a sum is also rounded once, not at
-every step.
+gradient: two launches a step and weight, whose operands take less time to copy. Such a sum is also rounded a few times,
+not at every step.
+
+Until a product is computed its operands are held, where step by step each step's would be freed. So a sum is several
+products: one of the first step, and each of as many steps as are done before it, which have freed by then what forward
+saved of them. Each stands behind the last of its steps.
 """
 
 from __future__ import annotations
@@ -31,17 +35,35 @@ def sum_products(trace: Trace) -> Trace:
 class _Sums:
     def __init__(self, trace: Trace) -> None:
         self.rewrite = Rewrite(trace)
+        self.places = {v: k for k, eqn in enumerate(trace.equations) for v in eqn.results()}
+        self.sums: dict[Value, tuple[list[Value], dict[str, list[Value]]]] = {}  # a sum -> its terms, those that join
+        self.due: dict[Value, tuple[str, Sequence[Value]]] = {}  # the last term of a group -> the group
+        self.parts: dict[Value, Value] = {}  # the last term of a group -> the group's sum
         self.joined: dict[tuple[int, tuple[Value, ...]], Value] = {}  # what lies side by side -> all of it
 
     def run(self) -> Trace:
-        for eqn in self.rewrite:
+        for eqn in self.rewrite.trace.equations:
             if _adds(eqn) and not self.inner(eqn.out):
-                terms = list(self.terms(eqn))
-                kinds = {name: [t for t in terms if self.is_one(t, name)] for name in ("mm", "sum")}
-                chosen = {name: found for name, found in kinds.items() if self.pays(found)}
-                if chosen:
-                    self.rewrite.replace(eqn, partial(self.written, terms, chosen))
+                self.plan(eqn)
+        if not self.sums:
+            return self.rewrite.trace
+        for eqn in self.rewrite:
+            last = eqn.outputs[0]
+            if last in self.due:
+                self.rewrite.keep(eqn)
+                with self.rewrite.at(eqn):
+                    self.parts[last] = self.part(*self.due[last])
+            elif last in self.sums:
+                self.rewrite.replace(eqn, partial(self.written, *self.sums[last]))
         return self.rewrite.finish()
+
+    def plan(self, eqn: Equation) -> None:
+        terms = list(self.terms(eqn))
+        kinds = {name: [t for t in terms if self.is_one(t, name)] for name in ("mm", "sum")}
+        chosen = {name: sorted(found, key=self.places.get) for name, found in kinds.items() if self.pays(found)}  # type: ignore[arg-type]
+        if chosen:
+            self.sums[eqn.out] = terms, chosen
+            self.due |= {group[-1]: (name, group) for name, found in chosen.items() for group in grouped(found)}
 
     def inner(self, v: Value) -> bool:
         """Whether a sum is only a term of another."""
@@ -73,12 +95,18 @@ class _Sums:
         machine = machine_of(terms[0].tensor.device)
         moved = 2 * sum(x.nbytes() for t in terms for x in self.rewrite.makers[t].inputs())
         launch = machine["launch"] if "launch" in machine.figures else LAUNCH
-        return (len(terms) - 1 - COPIES) * launch > moved / machine.bandwidth
+        left = sum(1 + COPIES * (len(group) > 1) for group in grouped(terms))
+        return (len(terms) - left) * launch > moved / machine.bandwidth
 
     def written(self, terms: Sequence[Value], chosen: dict[str, list[Value]], _: Equation) -> Value:
         left = [t for t in terms if not any(t in found for found in chosen.values())]
-        new = [self.product(found) if name == "mm" else self.total(found) for name, found in chosen.items()]
+        new = [self.parts[group[-1]] for found in chosen.values() for group in grouped(found)]
         return reduce(aten.add, [*left, *new])
+
+    def part(self, name: str, group: Sequence[Value]) -> Value:
+        if len(group) == 1:
+            return group[0]
+        return self.product(group) if name == "mm" else self.total(group)
 
     def product(self, terms: Sequence[Value]) -> Value:
         lefts, rights = zip(*(self.operands(t) for t in terms), strict=True)
@@ -102,6 +130,15 @@ class _Sums:
         if key not in self.joined:
             self.joined[key] = aten.cat(list(values), dim)
         return self.joined[key]
+
+
+def grouped(terms: Sequence[Value]) -> list[Sequence[Value]]:
+    """Each group as long as all before it."""
+    groups, done = [], 0
+    while done < len(terms):
+        groups.append(terms[done : done + max(done, 1)])
+        done += len(groups[-1])
+    return groups
 
 
 def _sums_columns(eqn: Equation) -> bool:
