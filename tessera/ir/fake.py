@@ -393,15 +393,13 @@ def _call_key(op: Operator, args: tuple, kwargs: dict) -> tuple:
 
 def remembered(rule: Callable, op: OpOverload, tensors: Sequence[torch.Tensor], args: tuple, kwargs: dict) -> object:
     """`rule(*args, **kwargs)` on fake tensors, which are `tensors`. Where it gave tensors with memory of their own for
-    arguments of these types before, it is not run again; nor is that of a view, where its type is known."""
+    arguments of these types before, it is not run again."""
     types: tuple = pytree.tree_map_only(torch.Tensor, type_of, (args, kwargs))  # type: ignore[assignment]
     if not tensors or not _told_by_types(op) or mentions_symbols(types):
         return rule(*args, **kwargs)
     key = _call_key(op, *types)
     if (known := _own_results.get(key)) is not None:
         return _fakes_like(known, tensors[0].fake_mode)  # type: ignore[attr-defined]
-    if is_view(op) and len(tensors) == 1 and (view := _view_of(tensors[0], rule, op, types, key)) is not None:
-        return view
     told = None if is_view(op) else told_by_meta(rule, op, *types, own=True)
     if isinstance(told, TensorType):
         known = _own_results[key] = None, [told]
@@ -420,21 +418,6 @@ def remembered(rule: Callable, op: OpOverload, tensors: Sequence[torch.Tensor], 
 def _fakes_like(known: tuple[type | None, list], mode: FakeTensorMode) -> object:
     fakes = fakes_of(known[1], mode)
     return fakes[0] if known[0] is None else known[0](fakes)
-
-
-def _view_of(x: torch.Tensor, rule: Callable, op: OpOverload, types: tuple, key: tuple) -> torch.Tensor | None:
-    """A fake view of a fake tensor, made from its type; None where the operator itself must make it."""
-    if op_name(op) in MAY_COPY or x.requires_grad or type(offset := x.storage_offset()) is not int:
-        return None
-    if (told := _memory.get(key)) is None and (told := told_by_meta(rule, op, *types)) is not None:
-        _memory[key] = told
-    if not isinstance(told, TensorType):
-        return None
-    assert isinstance(x, FakeTensor) and isinstance(told.offset, int)
-    with disable_current_modes(), BelowAutograd():
-        shown = torch.empty(0, dtype=told.dtype, device="meta")
-        shown.set_(x.untyped_storage(), offset + told.offset, told.shape, told.stride)  # type: ignore[call-overload]
-        return FakeTensor(x.fake_mode, shown, told.device)
 
 
 @functools.cache
