@@ -16,7 +16,7 @@ import torch
 from tessera.ir.equation import Arg, Equation, Operator, Special, Value, map_values, values_in
 from tessera.ir.index_put import index_put
 from tessera.ir.recurrent import RECURRENT
-from tessera.ir.schema import is_pointwise, is_random, is_view
+from tessera.ir.schema import is_pointwise, is_view
 from tessera.ir.types import SYMBOLIC, Size, TensorType, number_text, size_hint, type_of
 from tessera.ir.views import MAY_COPY
 from tessera.torch_internals import pytree, shapes
@@ -382,8 +382,7 @@ def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> obje
     if mentions_symbols((args, kwargs)):
         key = (*key, id(mode.shape_env))
     if key not in _memory:
-        told = told_by_meta(rule_of(op), op, args, kwargs)  # type: ignore[arg-type]
-        _memory[key] = told_by_fakes(op, args, kwargs, mode) if told is None else told
+        _memory[key] = _run(op, args, kwargs, mode)
     return _memory[key]
 
 
@@ -399,11 +398,8 @@ def remembered(rule: Callable, op: OpOverload, tensors: Sequence[torch.Tensor], 
         return rule(*args, **kwargs)
     key = _call_key(op, *types)
     if (known := _own_results.get(key)) is not None:
-        return _fakes_like(known, tensors[0].fake_mode)  # type: ignore[attr-defined]
-    told = None if is_view(op) else told_by_meta(rule, op, *types, own=True)
-    if isinstance(told, TensorType):
-        known = _own_results[key] = None, [told]
-        return _fakes_like(known, tensors[0].fake_mode)  # type: ignore[attr-defined]
+        fakes = fakes_of(known[1], tensors[0].fake_mode)  # type: ignore[attr-defined]
+        return fakes[0] if known[0] is None else known[0](fakes)
     out = rule(*args, **kwargs)
     results = list(out) if type(out) in (tuple, list) else [out]
     memory = {memory_of(x) for x in results}
@@ -413,11 +409,6 @@ def remembered(rule: Callable, op: OpOverload, tensors: Sequence[torch.Tensor], 
         if not any(t.is_symbolic or t.offset for t in given):  # type: ignore[union-attr]
             _own_results[key] = type(out) if type(out) in (tuple, list) else None, given
     return out
-
-
-def _fakes_like(known: tuple[type | None, list], mode: FakeTensorMode) -> object:
-    fakes = fakes_of(known[1], mode)
-    return fakes[0] if known[0] is None else known[0](fakes)
 
 
 @functools.cache
@@ -466,60 +457,7 @@ def _widened(x: object) -> object:
     return torch.empty_strided(x.shape, x.stride(), dtype=torch.float32, device=x.device)
 
 
-# Of these, and of elementwise operators, PyTorch's rule for tensors of the meta device is true on every device.
-_TOLD_ON_META = names(
-    """
-    view reshape _unsafe_view transpose t permute unsqueeze squeeze expand slice select alias detach unbind
-    linear matmul mm bmm addmm sum mean amax amin cat stack clone
-    """
-)
-
-
-@functools.cache
-def _told_on_meta(op: Operator) -> bool:
-    if not isinstance(op, OpOverload) or not _told_by_types(op) or is_random(op):
-        return False
-    return is_pointwise(op) or op_name(op) in _TOLD_ON_META
-
-
-def told_by_meta(rule: Callable, op: Operator, args: tuple, kwargs: dict, own: bool = False) -> object:
-    """The types of what `op` gives on values or types, from its `rule` on tensors of the meta device, in a tenth of the
-    time that fake ones take. None where fake ones must tell: of several devices, symbols, or what is wrong; with `own`,
-    where a result has no memory of its own, too."""
-    if not _told_on_meta(op) or mentions_symbols((args, kwargs)) or kwargs.get("device") is not None:
-        return None
-    types = [_type_in(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, (Value, TensorType))]
-    device = types[0].device if types else None
-    if device is None or any(t.device != device or t.layout is not torch.strided or any(t.bits) for t in types):
-        return None
-    with disable_current_modes(), BelowAutograd(), DisableAutocast():
-        args, kwargs = pytree.tree_map_only((Value, TensorType), _on_no_device, (args, kwargs))
-        try:
-            out = rule(*args, **kwargs)
-        except (RuntimeError, ValueError, TypeError, IndexError, CaptureError):
-            return None  # the error of fake tensors names the device that the user has
-        if own and memory_of(out) in map(memory_of, pytree.tree_leaves((args, kwargs))):
-            return None
-        return _on_device(types_of(out), device)
-
-
-def _type_in(x: Value | TensorType) -> TensorType:
-    return x.tensor if isinstance(x, Value) else x
-
-
-def _on_no_device(x: Value | TensorType) -> torch.Tensor:
-    t = _type_in(x)
-    return torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device="meta")
-
-
-def _on_device(types: object, device: torch.device) -> object:
-    if isinstance(types, list):
-        return [_on_device(t, device) for t in types]
-    assert isinstance(types, TensorType)
-    return TensorType(types.dtype, types.shape, types.stride, device, types.layout, types.offset, types.bits)
-
-
-def told_by_fakes(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> object:
+def _run(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> object:
     fakes = iter(fakes_of([v.tensor for v in values_in((args, kwargs))], mode))
     fn: Callable = op.fn if isinstance(op, Special) else rule_of(op)
     symbolic = mentions_symbols((args, kwargs))

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import random
 
 import pytest
 import torch
 from programs import trace_of
 from torch import nn
-from torch._C import _dispatch_get_all_op_names as dispatch_names
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 import tessera
 from tessera.ir import fake
-from tessera.ir.equation import Value
-from tessera.ir.schema import is_pointwise, schema_of
 from tessera.ir.strides import laid_out
-from tessera.ir.types import type_of
 from tessera.ir.verify import verify
 from tessera.torch_internals.memory import storage_id
 
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
-OTHERS = (torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
 def check(op: torch._ops.OpOverload, *args: object) -> None:
@@ -224,89 +216,3 @@ def test_sizes_that_one_program_learned_are_no_other_programs() -> None:
     torch.testing.assert_close(fast(x), several(x))
     with pytest.raises(RuntimeError, match="on which the program relies"):
         fast(torch.tensor([1, 0]))
-
-
-def layouts(dtype: torch.dtype) -> list[torch.Tensor]:
-    def some(*size: int) -> torch.Tensor:
-        return (torch.randn(size) * 3).to(dtype)
-
-    rows = some(2, 4, 3, 5)
-    return [
-        rows, some(2, 4, 5, 3).transpose(2, 3), some(4, 2, 3, 5).transpose(0, 1), some(2, 4, 3, 10)[..., ::2],
-        rows.to(memory_format=torch.channels_last), some(2, 1, 3, 5).expand(2, 4, 3, 5), some(1, 4, 1, 5), some(5),
-        some(1).squeeze(0).expand(2, 4, 3, 5), some(2, 0, 3, 5), some(5, 3, 4, 2).permute(3, 2, 1, 0), some(),
-    ]  # fmt: skip
-
-
-def told_alike(op: torch._ops.OpOverload, *args: object, **kwargs: object) -> bool:
-    """What the meta device tells, fake tensors tell too."""
-    args, kwargs = tree_map_only(torch.Tensor, lambda x: Value("x", type_of(x)), (args, kwargs))
-    told = fake.told_by_meta(fake.rule_of(op), op, args, kwargs)
-    if told is not None:
-        by_fakes = fake.told_by_fakes(op, args, kwargs, fake.default_mode())
-        assert told == by_fakes, (op, args)
-        assert [t.offset for t in tree_leaves(told)] == [t.offset for t in tree_leaves(by_fakes)]
-    return told is not None
-
-
-def elementwise() -> list[torch._ops.OpOverload]:
-    named = (name.removeprefix("aten::").partition(".") for name in dispatch_names() if name.startswith("aten::"))
-    ops = (getattr(getattr(aten, name, None), overload or "default", None) for name, _, overload in named)
-    return [op for op in ops if op is not None and is_pointwise(op)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, *(pytest.param(d, marks=pytest.mark.sweep) for d in OTHERS)])
-def test_the_meta_device_tells_of_elementwise_operators(dtype: torch.dtype) -> None:
-    """Each on tensors that lie in ways drawn at random, some of another dtype."""
-    draw, told = random.Random(0), 0
-    mine, others = layouts(dtype), layouts(torch.bfloat16)
-    numbers = {"float": 0.5, "Scalar": 2, "number": 2, "int": 1, "bool": True}
-    for op in elementwise():
-        args: list[object] = []
-        for param in schema_of(op).params:
-            if "Tensor" in param.kind:
-                args.append(draw.choice(mine if not args or draw.random() < 0.5 else others))
-            elif param.keyword or param.kind not in numbers:
-                break
-            else:
-                args.append(numbers[param.kind])
-        told += told_alike(op, *args)
-    assert told > 100
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.int64, marks=pytest.mark.sweep)])
-def test_the_meta_device_tells_of_views_sums_and_products(dtype: torch.dtype) -> None:
-    told = 0
-    for x in layouts(dtype):
-        size, order = [*x.shape], [*range(x.ndim)]
-        told += sum(told_alike(op, x, *rest) for op, *rest in (
-            (aten.transpose.int, 0, -1), (aten.t.default,), (aten.permute.default, order[::-1]),
-            (aten.unsqueeze.default, -1), (aten.squeeze.dim, 0), (aten.squeeze.dims, [0]), (aten.squeeze.default,),
-            (aten.expand.default, [3, *size]), (aten.slice.Tensor, 0, 1, 2**63 - 1), (aten.slice.Tensor, -1, 0, 4, 2),
-            (aten.select.int, -1, 1), (aten.alias.default,), (aten.detach.default,), (aten.unbind.int, -1),
-            (aten.view.default, [x.numel()]), (aten.reshape.default, [-1]), (aten._unsafe_view.default, [*size, 1]),
-            (aten.sum.dim_IntList, [0]), (aten.sum.default,), (aten.mean.dim, [0, -1], True), (aten.mean.default,),
-            (aten.amax.default, [0]), (aten.amin.default, [-1], True), (aten.clone.default,),
-        ))  # fmt: skip
-        for y in layouts(dtype)[1::5]:
-            told += told_alike(aten.cat.default, [x, y], -1) + told_alike(aten.stack.default, [x, y])
-            told += told_alike(aten.matmul.default, x, y.mT if y.ndim > 1 else y)
-            told += told_alike(aten.linear.default, x, y[0, :, 0] if y.ndim > 1 else y)
-    for a, b in itertools.product((torch.randn(4, 6), torch.randn(6, 4).t(), torch.randn(1, 6).expand(4, 6)), repeat=2):
-        a, b = a.to(dtype), b.to(dtype).t()
-        told += told_alike(aten.mm.default, a, b) + told_alike(aten.addmm.default, b[0, :4], a, b)
-        told += told_alike(aten.bmm.default, a.expand(2, 4, 6), b.expand(2, 6, 4))
-        told += told_alike(aten.linear.default, a, b.t(), b[0, :4])
-    assert told > 200
-
-
-def test_a_result_that_is_the_argument_stays_that() -> None:
-    """Of what is real, `conj_physical` gives its argument back: a write to one shows in the other."""
-
-    def written(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        aten.conj_physical(y).add_(1)
-        return y
-
-    x = torch.randn(3)
-    assert torch.equal(tessera.jit(written, executors=["aten"], frontend="functional")(x), written(x))
