@@ -163,6 +163,16 @@ def scenario():
 """
 
 
+CANCELS = """
+def program(x):
+    return torch.atan2(x, x * torch.softmax(x * 2.0, 1)).t()
+def scenario():
+    f = compiled(program)
+    x = t(4, 4, seed=401, dtype=bf16).requires_grad_()
+    out = f(x)
+    backward(out)
+    see(x=x)
+"""
 HANDS_ON_NONE = """
 def program(x, y):
     v, w = Gate.apply(x, y)
@@ -187,6 +197,7 @@ def scenario():
         (RECOMPUTES, "tile", "written"),
         (RECOMPUTES, "jit", "same"),
         (RUNS_AGAIN, "jit", "written"),
+        (CANCELS, "jit", "beyond"),
         (HANDS_ON_NONE, "jit", "node"),
         (HANDS_ON_NONE.replace("Over", "Filled"), "jit", "same"),
         (READS_NO_PRODUCT, "jit", "beyond"),
