@@ -24,7 +24,7 @@ class Around:
 
 def write_around(body: Trace, around: Around) -> dict[str, list]:
     """As data, for a body of the same form: values and equations by their numbers."""
-    number = {v: i for i, v in enumerate(_values(body))}
+    number = {v: i for i, v in enumerate(body.values())}
     place = {eqn: i for i, eqn in enumerate(body.equations)}
     return {
         "inputs": [number[v] for v in around.inputs],
@@ -35,14 +35,10 @@ def write_around(body: Trace, around: Around) -> dict[str, list]:
 
 
 def read_around(body: Trace, data: dict) -> Around:
-    values = _values(body)
+    values = list(body.values())
     return Around(
         tuple(values[i] for i in data["inputs"]),
         tuple(values[i] for i in data["stored"]),
         tuple(data["symbols"]),
         tuple(body.equations[i] for i in data["tail"]),
     )
-
-
-def _values(body: Trace) -> list[Value]:
-    return [*body.inputs, *(v for eqn in body.equations for v in eqn.results())]

@@ -59,7 +59,7 @@ def form(body: Trace) -> tuple | None:
 def _layout(body: Trace) -> tuple[tuple, tuple] | None:
     """The one shape and strides of all tensors with dimensions, where there is one and it is dense; of numbers alone,
     theirs."""
-    values = _values(body)
+    values = list(body.values())
     if body.symbols or body.constants or not all(isinstance(v.type, TensorType) for v in values):
         return None
     if any(v.tensor.is_symbolic for v in values):
@@ -82,14 +82,10 @@ def _layout(body: Trace) -> tuple[tuple, tuple] | None:
     return (shape, stride) if outputs and body.outputs else None  # type: ignore[return-value]
 
 
-def _values(body: Trace) -> list[Value]:
-    return [*body.inputs, *(v for eqn in body.equations for v in eqn.results())]
-
-
 def flat_kernel(body: Trace, title: str) -> Lowered:
     """The kernel of such a region over one axis, whose length is the symbol `length`."""
     flattened: dict[Value, Value] = {}
-    numbers = not any(v.ndim for v in _values(body))
+    numbers = not any(v.ndim for v in body.values())
 
     def flat(v: Value) -> Value:
         if v not in flattened:
@@ -161,8 +157,8 @@ def batch(whole: Trace, bodies: Sequence[Trace], target: Target) -> TileKernel |
 
 def _segment(body: Trace, first: Trace, lowered: Lowered, places: dict, results: dict) -> Segment:
     """The buffers of the first region's kernel, in this one."""
-    values = _values(body)
-    mine = dict(zip(_values(first), values, strict=True))
+    values = list(body.values())
+    mine = dict(zip(first.values(), values, strict=True))
     shape = next((v.shape for v in values if v.ndim), ())
     return Segment(
         tuple(places[mine[v]] for v in lowered.inputs), tuple(results[mine[v]] for v in lowered.stored), prod(shape)
