@@ -23,7 +23,7 @@ from tessera.runtime import batched, leaf_hooks
 from tessera.runtime.lent import lend
 from tessera.runtime.proxies import Context, make_proxies, pass_on
 from tessera.runtime.saved import restoring, tied
-from tessera.torch_internals.autograd import DUAL_LEVEL, result_metadata
+from tessera.torch_internals.autograd import DUAL_LEVEL, result_metadata, tensor_hooks
 from tessera.torch_internals.dispatch import BelowADInplaceOrView
 from tessera.torch_internals.frames import skip_frames
 from tessera.util.errors import DoubleBackwardError
@@ -65,6 +65,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
     in_order, unsaved, whole = not numbers, plan.unsaved, len(tensors) + len(numbers)
     restore = restoring(tensors, numbers, plan.own, bool(unsaved))
+    # Inputs that only some results lead to, and a backward may not reach.
+    partial = [i for i, reached in zip(plan.wrt, plan.reached, strict=True) if len(reached) < len(pulled)]
 
     def some_alone(missing: set[int]) -> bool:
         """Whether something is computed of a missing cotangent. Zeros do in its place where they are only added."""
@@ -108,6 +110,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             if not in_order:
                 ctx.numbers = [saved[i] for i in numbers]
                 saved = [saved[i] for i in tensors]
+            if partial:
+                ctx.hooks = {i: hooks for i in partial if (hooks := tensor_hooks(inputs[i]))}
             if plan.lent:
                 ctx.lent = {i: lend(inputs[i]) for i in plan.lent}
             if unsaved:
@@ -129,6 +133,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             for position, spared in zip(plan.wrt, unreached, strict=False):
                 if spared:
                     leaf_hooks.spare(edge_to(ctx, position))
+                    leaf_hooks.spare_hooks(ctx.hooks.get(position, {}) if partial else {})
             if len(missing) == len(seeds):
                 return tuple(aligned)
             grads = of_some(ctx, seeds) if missing and some_alone(missing) and not batched.active() else None

@@ -1,9 +1,10 @@
-"""Hooks of leaves and of modules that a backward does not reach.
+"""Hooks of tensors and of modules that a backward does not reach.
 
 A compiled graph is one node to autograd, whichever of its results is differentiated. Autograd goes on from it to all of
 its inputs, and calls the hooks of a leaf with None where no gradient came. Eager has a node for every operator and
-never gets there. So hooks of such a leaf are told apart: they run where there is a gradient. So are the full backward
-hooks of a module before the graph, which would get zeros, and hand them on.
+never gets there. So hooks of such a leaf are told apart: they run where there is a gradient. So are those of other
+tensors that a graph takes, and the full backward hooks of a module before the graph, which would get zeros, and hand
+them on.
 """
 
 from __future__ import annotations
@@ -76,6 +77,13 @@ def spare(node: Any) -> None:
             waiting += _behind(node)
 
 
+def spare_hooks(hooks: dict) -> None:
+    """The same of a tensor's own hooks, by the dictionary that holds them."""
+    for key, hook in hooks.items():
+        if not isinstance(hook, (OnGradient, Arrival)):
+            hooks[key] = OnGradient(hook)
+
+
 def _behind(node: Any) -> list:
     return [node for node, _ in node.next_functions if node is not None]
 
@@ -93,9 +101,7 @@ def _spare_leaf(node: object) -> None:
     if leaf is None:
         return
     before, after = hooks_of(leaf)
-    for key, hook in before.items():
-        if not isinstance(hook, (OnGradient, Arrival)):
-            before[key] = OnGradient(hook)
+    spare_hooks(before)
     unspared = {key: hook for key, hook in after.items() if not isinstance(hook, AfterGradient)}
     if unspared:
         arrival = Arrival()

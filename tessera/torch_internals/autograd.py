@@ -37,9 +37,14 @@ lazy_conj: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._conj
 lazy_neg: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._neg_view
 
 
+def tensor_hooks(x: object) -> dict | None:
+    """The hooks that wait for the gradient of a tensor; None where there are none."""
+    return x._backward_hooks if isinstance(x, torch.Tensor) else None
+
+
 def hooks_of(leaf: torch.Tensor) -> tuple[dict, dict]:
     """The hooks that wait for the gradient of this leaf, before and after it is accumulated."""
-    return leaf._backward_hooks or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
+    return tensor_hooks(leaf) or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
 
 
 # The identity on what goes into a module with full backward hooks, and on what comes out.

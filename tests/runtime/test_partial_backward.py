@@ -277,3 +277,22 @@ def test_no_zeros_come_to_modules_behind_one_that_no_gradient_reaches() -> None:
         return [*seen, *(p.grad for p in model.parameters())]
 
     torch.testing.assert_close(calls(tessera.jit), calls(lambda model: model))
+
+
+def test_hooks_of_what_a_graph_is_given_run_only_where_a_gradient_arrives() -> None:
+    """A hook need not know of None: eager never gives it any here."""
+
+    def seen(f: Callable) -> list[object]:
+        x, y = (torch.arange(3.0, requires_grad=True) for _ in range(2))
+        given, other, calls = x * 2, y * 2, []
+        given.register_hook(lambda g: calls.append(g.clone()) or g * 2)
+        out = f(given, other)
+        out[1].sum().backward(retain_graph=True)
+        calls.append(len(calls))
+        sum(o.sum() for o in out).backward()
+        return [*calls, x.grad, y.grad]
+
+    def apart(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin() * 2, y.cos() * 3
+
+    torch.testing.assert_close(seen(tessera.jit(apart)), seen(apart))
