@@ -21,14 +21,15 @@ import torch
 from tessera.ir.alias import KEEP_GRAD, followed
 from tessera.ir.builder import Builder
 from tessera.ir.call import is_call
-from tessera.ir.equation import NO_GRAD, Equation, Value
-from tessera.ir.fake import shows_argument
+from tessera.ir.equation import NO_GRAD, Equation, Value, map_values
+from tessera.ir.fake import alone, shows_argument
 from tessera.ir.record import recorder_of, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.torch_internals import pytree
 from tessera.torch_internals.autograd import TensorBase
 from tessera.torch_internals.fake import FakeTensor
-from tessera.torch_internals.operators import aten_name
+from tessera.torch_internals.operators import OpOverload, aten_name
 from tessera.util.files import PACKAGE
 from tessera.util.stack import Stack
 
@@ -51,8 +52,47 @@ def with_history(
         if is_call(eqn) and not unheard:
             carrying.update(_given_by_body(eqn, carrying))
         elif keeps or not (silent or aten_name(eqn.op) == "detach"):
-            carrying.update(v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable)
+            carrying.update(_made_with_history(eqn, carrying))
     return carrying
+
+
+def _made_with_history(eqn: Equation, carrying: set[Value]) -> list[Value]:
+    """The results that autograd follows, where some operands have a history: not those of `new_zeros`, nor the mean
+    beside a norm."""
+    key = eqn.op, tuple(v in carrying for v in eqn.inputs())
+    if key not in _followed:
+        _followed[key] = _asked_of_autograd(eqn, carrying)
+    told = _followed[key] or (True,) * len(eqn.results())
+    differentiable = [isinstance(v.type, TensorType) and v.type.is_differentiable for v in eqn.results()]
+    return [v for v, *flags in zip(eqn.results(), told, differentiable, strict=True) if all(flags)]
+
+
+# By operator, and by which operands have a history: which results have one. None where autograd cannot be asked.
+_followed: dict[tuple, tuple[bool, ...] | None] = {}
+
+
+def _asked_of_autograd(eqn: Equation, carrying: set[Value]) -> tuple[bool, ...] | None:
+    """What autograd makes of the operator on tensors without data."""
+    if not isinstance(eqn.op, OpOverload) or any(not _plain(v) for v in (*eqn.inputs(), *eqn.results())):
+        return None
+
+    def without_data(v: Value) -> torch.Tensor:
+        x = torch.empty_strided(v.shape, v.tensor.stride, dtype=v.dtype, device="meta")  # type: ignore[arg-type]
+        return x.requires_grad_(v in carrying)
+
+    with alone(), torch.enable_grad():
+        args, kwargs = map_values((eqn.args, eqn.kwargs), without_data)  # type: ignore[misc]
+        kwargs = {name: torch.device("meta") if isinstance(x, torch.device) else x for name, x in kwargs.items()}
+        try:
+            out = eqn.op(*args, **kwargs)
+        except (NotImplementedError, RuntimeError):  # data decides, or there is no rule for such tensors
+            return None
+    flags = tuple(_FLAG.__get__(x) for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor))
+    return flags if len(flags) == len(eqn.results()) else None
+
+
+def _plain(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and not v.type.is_symbolic and v.type.layout is torch.strided
 
 
 def _given_by_body(eqn: Equation, carrying: set[Value]) -> set[Value]:

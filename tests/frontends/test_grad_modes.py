@@ -502,3 +502,26 @@ def test_a_view_made_under_no_grad_is_one_outside_too() -> None:
     x = torch.randn(3, 4, requires_grad=True)
     got, want = tessera.jit(first)(x), first(x)
     assert got.data_ptr() == x.data_ptr() and got.grad_fn is None and got.requires_grad == want.requires_grad
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.new_zeros((2, 3)),
+        lambda x: x.new_full((2,), 3.0),
+        lambda x: torch.histc(x, 4),
+        lambda x: torch.special.bessel_j0(x),
+        lambda x: torch.ops.aten.native_layer_norm(x, x.shape[-1:], None, None, 1e-5),
+        lambda x: torch.linalg.lu(x),
+        lambda x: torch.sign(x),  # its derivative is zero
+    ],
+)
+def test_results_that_autograd_does_not_follow_say_so_while_they_are_traced(fn) -> None:  # noqa: ANN001
+    x, said = torch.randn(3, 3, requires_grad=True), []
+
+    def flags(x: torch.Tensor) -> list[bool]:
+        out = fn(x)
+        return [y.requires_grad for y in (out if isinstance(out, tuple) else (out,))]
+
+    tessera.grad(lambda x: (said.append(flags(x)), x.sum())[1])(x)
+    assert said == [flags(x)]
