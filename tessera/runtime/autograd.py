@@ -111,7 +111,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                 ctx.numbers = [saved[i] for i in numbers]
                 saved = [saved[i] for i in tensors]
             if partial:
-                ctx.hooks = {i: hooks for i in partial if (hooks := tensor_hooks(inputs[i]))}
+                there = (i for i in partial if inputs[i] is not None)
+                ctx.hooks = {i: hooks for i in there if (hooks := tensor_hooks(inputs[i]))}
             if plan.lent:
                 ctx.lent = {i: lend(inputs[i]) for i in plan.lent}
             if unsaved:

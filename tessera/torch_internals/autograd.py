@@ -37,9 +37,8 @@ lazy_conj: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._conj
 lazy_neg: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._neg_view
 
 
-def tensor_hooks(x: object) -> dict | None:
-    """The hooks that wait for the gradient of a tensor; None where there are none."""
-    return x._backward_hooks if isinstance(x, torch.Tensor) else None
+# The hooks that wait for the gradient of a tensor; None where there are none. Asked at every call of a graph.
+tensor_hooks: Callable[[torch.Tensor], dict | None] = attrgetter("_backward_hooks")
 
 
 def hooks_of(leaf: torch.Tensor) -> tuple[dict, dict]:
