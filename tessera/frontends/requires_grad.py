@@ -59,7 +59,7 @@ def with_history(
 def _made_with_history(eqn: Equation, carrying: set[Value]) -> list[Value]:
     """The results that autograd follows, where some operands have a history: not those of `new_zeros`, nor the mean
     beside a norm."""
-    key = eqn.op, tuple(v in carrying for v in eqn.inputs())
+    key = _asked(eqn, carrying)
     if key not in _followed:
         _followed[key] = _asked_of_autograd(eqn, carrying)
     told = _followed[key] or (True,) * len(eqn.results())
@@ -67,8 +67,17 @@ def _made_with_history(eqn: Equation, carrying: set[Value]) -> list[Value]:
     return [v for v, *flags in zip(eqn.results(), told, differentiable, strict=True) if all(flags)]
 
 
-# By operator, and by which operands have a history: which results have one. None where autograd cannot be asked.
+# By what was asked: which results have a history. None where autograd cannot be asked.
 _followed: dict[tuple, tuple[bool, ...] | None] = {}
+
+
+def _asked(eqn: Equation, carrying: set[Value]) -> tuple:
+    """What autograd's answer hangs on: the operator, which operands have a history, what is real or complex, and what
+    is switched on or off."""
+    operands = ((v in carrying, getattr(v.type, "dtype", None)) for v in eqn.inputs())
+    results = (getattr(v.type, "dtype", None) for v in eqn.results())
+    switches = (x for x in (*eqn.args, *eqn.kwargs.values()) if isinstance(x, bool))
+    return eqn.op, tuple(operands), tuple(results), tuple(switches)
 
 
 def _asked_of_autograd(eqn: Equation, carrying: set[Value]) -> tuple[bool, ...] | None:
@@ -119,7 +128,8 @@ class Level:
 
     def says(self, x: torch.Tensor, outer: Sequence[Level]) -> bool:
         """What a tensor that the program can name answers."""
-        v = self.value(x)
+        real = x.is_floating_point() or x.is_complex()
+        v = self.base(x) if real and not self.grad else self.value(x)
         if v is None:
             return says(x, outer)
         if v in self.behind:
@@ -148,6 +158,14 @@ class Level:
     def value(self, x: torch.Tensor) -> Value | None:
         recorder = recorder_of(self.builder)
         return recorder.value(x) if recorder is not None and id(x) in recorder.refs else None
+
+    def base(self, x: torch.Tensor) -> Value | None:
+        """Where gradients are off, a write changes no history, and that of a view is its base's."""
+        recorder = recorder_of(self.builder)
+        ref = recorder.refs.get(id(x)) if recorder is not None else None
+        while ref is not None and ref.begun not in self.behind and ref.view is not None and not ref.view.detaches:
+            ref = ref.view.parent
+        return ref.begun if ref is not None else None
 
 
 _levels: Stack[Level] = Stack()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -63,6 +63,10 @@ class Ref:
     version: int = 0
     own_history: bool = False  # a detached view that was written with gradients on, or one that a function gave
     given: bool = False  # the tensor is the caller's: an input, or closed over
+    begun: Value = field(init=False)  # what it held before it was written
+
+    def __post_init__(self) -> None:
+        self.begun = self.value
 
     def read(self, builder: Builder) -> Value:
         """The value this tensor holds now."""

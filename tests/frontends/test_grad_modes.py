@@ -525,3 +525,54 @@ def test_results_that_autograd_does_not_follow_say_so_while_they_are_traced(fn) 
 
     tessera.grad(lambda x: (said.append(flags(x)), x.sum())[1])(x)
     assert said == [flags(x)]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (*x.split(1), *x.split(2), *x.chunk(4)),  # one operator, and results of different numbers
+        lambda x: (x.to(torch.int64), x.to(torch.float64), x.to(torch.int32).to(torch.float32)),
+        lambda x: (torch.complex(x, x).real, torch.view_as_real(torch.complex(x, x)).long()),
+    ],
+)
+def test_one_operator_may_be_followed_here_and_not_there(fn) -> None:  # noqa: ANN001
+    x, said = torch.randn(4, 3, requires_grad=True), []
+
+    def flags(x: torch.Tensor) -> list[bool]:
+        return [y.requires_grad for y in fn(x)]
+
+    tessera.grad(lambda x: (said.append(flags(x)), x.sum())[1])(x)
+    assert said == [flags(x)]
+
+
+def _written_whole(x: torch.Tensor) -> list[torch.Tensor]:
+    x.mul_(2)
+    return [x, x[0], x.t()]
+
+
+def _written_by_a_view(x: torch.Tensor) -> list[torch.Tensor]:
+    part = x[0:2]
+    part.t().mul_(0.5)
+    return [part, x, x[-1].permute(0), part.detach(), x.view(torch.int32), x + 1]
+
+
+def _written_before_the_view(x: torch.Tensor) -> list[torch.Tensor]:
+    own = x.clone()
+    own.t().mul_(3)
+    return [own, own[0], x[1:]]
+
+
+@pytest.mark.parametrize("fn", [_written_whole, _written_by_a_view, _written_before_the_view])
+@pytest.mark.parametrize("leaf", [True, False])
+def test_writes_around_which_gradients_are_off_change_no_flag(fn, leaf: bool) -> None:  # noqa: ANN001
+    said = []
+
+    def flags(x: torch.Tensor) -> torch.Tensor:
+        said.append([y.requires_grad for y in fn(x)])
+        return x.sum()
+
+    for call in (flags, tessera.jit(flags, frontend="functional")):
+        x = torch.ones(3, 4, requires_grad=True) if leaf else torch.ones(3, 4, requires_grad=True) * 1
+        with torch.no_grad():
+            call(x)
+    assert said[0] == said[1]

@@ -133,6 +133,21 @@ def a_checkpoint_runs_on_what_was_written(case: Case) -> bool:
     return asked and case.given_by(run(kept, EAGERLY))
 
 
+def data_hides_a_write(case: Case) -> bool:
+    """Eager's backward reads what was written to memory that `.data` shares, without a word; ours kept what was
+    there."""
+    copied = re.sub(r"= (\w+)\.data$", r"= \1.data.clone()", case.text, flags=re.MULTILINE)
+    asked = "grad: expected" in case.reason and copied != case.text
+    return asked and case.given_by(run(copied, EAGERLY))
+
+
+def integers_require_gradients(case: Case) -> bool:
+    """In eager, where one number that requires them is written into integers: it is a fill, not a copy."""
+    copied = re.sub(r"\] = ([xv]\d+)$", r"] = \1[None]", case.text, flags=re.MULTILINE)
+    asked = "requires_grad: expected True, got False" in case.reason and copied != case.text
+    return asked and case.same_with(copied)
+
+
 def others_gradients_do_not_fit_either(case: Case) -> bool:
     """`out=` under no_grad changed the shape of a tensor that has a history: some of eager's formulas do not notice."""
     told = "returned an invalid gradient at index"
@@ -355,6 +370,8 @@ LAWFUL: list[tuple[str, Callable[[Case], bool]]] = [
     ("written", all_that_is_saved_is_looked_at),
     ("written", others_are_refused_too),
     ("written", recomputing_is_refused),
+    ("written", data_hides_a_write),
+    ("written", integers_require_gradients),
     ("written", others_gradients_do_not_fit_either),
     ("written", eagers_gradient_lies_over_itself),
     ("node", others_show_hooks_the_same),
