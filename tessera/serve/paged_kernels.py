@@ -93,6 +93,14 @@ def _part(length, window, WINDOW: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.co
 
 
 @triton.jit
+def _keep(sums, tops, place, mine, total, weight, top, DV: tl.constexpr):
+    """What one part of the keys gave to each row, for `combine` and `combine_many`."""
+    tl.store(sums + place[:, None] * DV + tl.arange(0, DV)[None, :], total, mask=mine[:, None])
+    tl.store(tops + place * 2, top, mask=mine)
+    tl.store(tops + place * 2 + 1, weight, mask=mine)
+
+
+@triton.jit
 def attend_one(
     q, keys, values, tables, starts, positions, out, sums, tops, scale, window, softcap,
     token_q, head_q, page_k, slot_k, head_k, page_v, slot_v, head_v, columns, heads, parts,
@@ -125,9 +133,7 @@ def attend_one(
         tl.store(y_at, total / weight[:, None], mask=mine[:, None] & (dv < VALUE)[None, :])
     else:
         place = (sequence.to(tl.int64) * heads + kv * GROUP + row) * parts + part
-        tl.store(sums + place[:, None] * DV + dv[None, :], total, mask=mine[:, None])
-        tl.store(tops + place * 2, top, mask=mine)
-        tl.store(tops + place * 2 + 1, weight, mask=mine)
+        _keep(sums, tops, place, mine, total, weight, top, DV)
 
 
 @triton.jit
@@ -219,9 +225,7 @@ def attend_many(
         tl.store(y_at, total / tl.where(mine, weight, 1.0)[:, None], mask=mine[:, None] & (dv < VALUE)[None, :])
     else:
         place = (token.to(tl.int64) * heads + head) * parts + part
-        tl.store(sums + place[:, None] * DV + dv[None, :], total, mask=mine[:, None])
-        tl.store(tops + place * 2, top, mask=mine)
-        tl.store(tops + place * 2 + 1, weight, mask=mine)
+        _keep(sums, tops, place, mine, total, weight, top, DV)
 
 
 @triton.jit
