@@ -20,7 +20,7 @@ from tessera.distributed.weights import local_of
 from tessera.transforms.pipelined.named_schedules import WORDS
 from tessera.util.errors import OptionError
 
-STEPS = 3
+STEPS = 2
 MODELS = {"gpt": GPT, "llama": Llama}
 
 

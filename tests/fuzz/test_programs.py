@@ -31,7 +31,7 @@ def check_programs(seeds: range, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("functional", 60), ("jit", 40), ("tile", 12), ("backend", 8), ("transform", 20), ("train", 10)]
+    ("kind", "count"), [("functional", 40), ("jit", 25), ("tile", 8), ("backend", 6), ("transform", 14), ("train", 7)]
 )
 def test_programs(kind: str, count: int) -> None:
     check_programs(range(count), kind)
