@@ -55,6 +55,24 @@ def writes_what_it_holds(m: Model, x: Tensor, calls: Tensor) -> Tensor:
     return m.linear(x) * calls
 
 
+@torch.library.custom_op("exported_tests::bump", mutates_args=("x", "y"))
+def bump(x: Tensor, y: Tensor, by: int) -> Tensor:
+    x.add_(by)
+    y.mul_(by)
+    return x + y
+
+
+@bump.register_fake
+def _(x: Tensor, y: Tensor, by: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+def operator_that_writes(m: Model, x: Tensor) -> Tensor:
+    part = x[:, 0].clone()
+    with torch.no_grad():
+        return m.linear(x) * bump(m.calls, part[1:2].view(()), 3) + part.sum()
+
+
 def modes(m: Model, x: Tensor) -> Tensor:
     with torch.no_grad():
         fixed = m.linear(x)
@@ -88,6 +106,7 @@ PROGRAMS: dict[str, tuple[Callable, tuple, dict]] = {
     "counts": (counts, (X,), {}),
     "writes": (writes, (X, torch.ones(3)), {}),
     "writes what it holds": (writes_what_it_holds, (X, torch.ones(())), {}),
+    "an operator that writes": (operator_that_writes, (X,), {}),
     "modes": (modes, (X,), {}),
     "chooses": (chooses, (X + 1,), {}),
     "nested": (nested, *TREE),
