@@ -83,7 +83,7 @@ class GroupChannel:
         return (number * TAGS + message.microbatch % TAGS) * TAGS + index % TAGS
 
     def wait(self, work: Any, what: object) -> None:
-        """Until the deadline: gloo's messages know only the one that a group was made with. On a GPU a wait that had one
+        """Until the deadline: gloo's messages know only the one that a group was made with. On a GPU a wait with one
         would stop the host, and NCCL keeps it itself."""
         late = () if self.fake or self.device.type != "cpu" else (deadline_of(self.group, self.device),)
         self.named(lambda: work.wait(*late), what)
