@@ -11,6 +11,7 @@ from tessera.ir.strides import LAID_OUT  # noqa: F401  (almost every program cal
 
 SPECIALS = {
     "check": "tessera.ir.check",
+    "raise_if": "tessera.ir.check",
     "functional": "tessera.ir.alias",
     "functional_over": "tessera.ir.alias",
     "keep_grad": "tessera.ir.alias",

@@ -20,6 +20,7 @@ from tessera.distributed.known_experts import known_experts
 from tessera.distributed.regions import Regions
 from tessera.distributed.stateless import left_as_it_was, with_tensors
 from tessera.distributed.weights import local_of, whole_type
+from tessera.frontends.functional.raising import with_checks
 from tessera.frontends.functional.trace import Traced, trace_function
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value, map_values
@@ -119,7 +120,9 @@ def capture(
         local_map = instead_of_local_map(regions.local_map) if regions is not None else nullcontext()
         with left_as_it_was(model), known_experts(model), without_hooks_of(model, PARTS), local_map:
             cached = [local_of(x) for x in caches.tensors]
-            return trace_function(run, (held, batch, named, cached), types=all_types, name=type(model).__name__)
+            return with_checks(
+                lambda: trace_function(run, (held, batch, named, cached), types=all_types, name=type(model).__name__)
+            )
 
     try:
         traced = traced_once()

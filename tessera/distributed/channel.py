@@ -8,16 +8,19 @@ of a rank says which message it waited for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from tessera.distributed import watch
 from tessera.ir.equation import Value
+from tessera.torch_internals.distributed import deadline_of
 from tessera.transforms.pipelined.cut import Stages
 from tessera.transforms.pipelined.orders import Message
-from tessera.util.errors import MeshError
 
 TAGS = 1 << 8  # tensors of a message, and microbatches, that tags tell apart; beyond that their order does
 
@@ -64,7 +67,7 @@ class GroupChannel:
     def take(self, message: Message) -> list[Tensor]:
         buffers, works = self.coming.pop(message)
         for work in works:
-            self.named(work.wait, message)
+            self.wait(work, message)
         types = [v.tensor for v in self.stages.sends[message.key]]
         return [_laid_out(x, tuple(map(int, t.stride))) for x, t in zip(buffers, types, strict=True)]
 
@@ -72,28 +75,33 @@ class GroupChannel:
         """Wait until everything has gone."""
         for _, works in self.going:
             for work in works:
-                work.wait()
+                self.wait(work, "what this stage sent")
         self.going.clear()
 
     def tag(self, message: Message, index: int) -> int:
         number = self.numbers[message.key]
         return (number * TAGS + message.microbatch % TAGS) * TAGS + index % TAGS
 
-    def named(self, run: Callable, message: Message) -> object:
-        try:
+    def wait(self, work: Any, what: object) -> None:
+        """Until the deadline: gloo's messages know only the one that a group was made with. On a GPU a wait with one
+        would stop the host, and NCCL keeps it itself."""
+        late = () if self.fake or self.device.type != "cpu" else (deadline_of(self.group, self.device),)
+        self.named(lambda: work.wait(*late), what)
+
+    def named(self, run: Callable, what: object) -> Any:
+        """What a message gives; where it does not go through, the error says who is missing."""
+        if isinstance(what, Message):
+            ends = [self.ranks[self.home[stage]] for stage in (what.start, what.to)]
+            what = f"{what}, between the ranks {ends},"
+        with watch.waiting(f"{what} did not go through along {self.axis}", self.ranks):
             return run()
-        except RuntimeError as error:
-            raise MeshError(
-                f"rank {dist.get_rank()}: {message} did not go through; it is between ranks {self.home[message.start]} "
-                f"and {self.home[message.to]} along {self.axis}, of which one is gone, late or elsewhere: {error}"
-            ) from error
 
     # --- beside the schedule ---
 
     def share(self, x: Tensor, place: int) -> None:
         """Everyone along the pipeline gets what the rank at a place has, in place."""
         buffer = x.contiguous()
-        dist.broadcast(buffer, self.ranks[place], self.group)
+        self.named(lambda: dist.broadcast(buffer, self.ranks[place], self.group), "what one stage has for all")
         if buffer is not x:
             x.copy_(buffer)
 
@@ -105,19 +113,21 @@ class GroupChannel:
 
     def hand_on(self, x: Tensor, owner: int, others: Sequence[int]) -> None:
         """Some ranks get what the owner has, in place."""
+        what = "a weight of several stages"
         if self.here == owner:
             sent = x.contiguous()
-            self.going.append(([sent], [dist.isend(sent, self.ranks[r], self.group) for r in others]))
+            works = [self.named(partial(dist.isend, sent, self.ranks[r], self.group), what) for r in others]
+            self.going.append(([sent], works))
         elif self.here in others and not self.fake:
             buffer = torch.empty_like(x, memory_format=torch.contiguous_format)
-            work = dist.irecv(buffer, self.ranks[owner], self.group)
+            work = self.named(lambda: dist.irecv(buffer, self.ranks[owner], self.group), what)
             if work is not None:
-                work.wait()
+                self.wait(work, what)
             x.copy_(buffer)
 
     def add_up(self, x: Tensor) -> None:
         """The sum over the pipeline, in place."""
-        dist.all_reduce(x, group=self.group)
+        self.named(lambda: dist.all_reduce(x, group=self.group), "a sum over stages")
 
 
 def empty_of(v: Value, times: int = 1, device: str | None = None) -> Tensor:

@@ -30,12 +30,14 @@ from tessera.distributed.optimizer_slots import groups_of, load_groups, slots_of
 from tessera.distributed.saved import FORMAT, INDEX, Saved, of_index, of_safetensors, starts_noted
 from tessera.distributed.saving import Saving
 from tessera.distributed.sharding import pipeline_axis
+from tessera.distributed.users_line import at_users_line
 from tessera.distributed.weights import whole_of
 from tessera.util.errors import InputError
 
 NEW, NOW, OLD, PLAIN = ".new", "state", ".old", ".safetensors"
 
 
+@at_users_line
 def save_state(
     path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, wait: bool = True
 ) -> Saving:
@@ -121,6 +123,7 @@ def _row(x: Tensor, parts: list) -> dict:
     return {"shape": list(x.shape), "dtype": safetensors.CODES.get(x.dtype, str(x.dtype)), "parts": parts}
 
 
+@at_users_line
 def load_state(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Read a state into a model and its optimizer, in place. All ranks call it.
 

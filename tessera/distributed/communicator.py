@@ -7,6 +7,7 @@ until that is waited for.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -22,7 +23,7 @@ from tessera.ir.mesh import Mesh
 from tessera.torch_internals.distributed import Group
 from tessera.util.errors import InputError, MeshError
 
-COME_IN_CHUNKS = ("all_gather", "all_to_all")
+JOINED_AT = {"all_gather": 0, "all_to_all": 1}  # which argument says along what chunks are joined
 LOADS = 1000  # exchanges of rows that are remembered
 
 
@@ -61,7 +62,8 @@ class GroupCommunicator:
                 work.wait()
             except RuntimeError as error:
                 raise self.in_vain(x, name, args, error) from error
-        if name not in COME_IN_CHUNKS or (args[0] == 0 and name == "all_gather" and len(args) == 2):
+        at = JOINED_AT.get(name)
+        if at is None or (args[at] == 0 and len(args) == at + 2):  # the dimension, its axis, and no size
             return y  # as most are
         return put_together(self.mesh, y, name, *args)
 
@@ -76,14 +78,21 @@ class GroupCommunicator:
 
     def all_gather(self, x: Tensor, dim: int, axis: str, size: int | None = None) -> Tensor:
         x = x.contiguous()
-        out = _empty(x, x.shape[0] * self.sizes[axis])
+        shape = [*x.shape]
+        shape[0] *= self.sizes[axis]
+        out = x.new_empty_strided(shape, x.stride())  # the quickest way to get one
         self.under_way[id(out)] = self.groups[axis].all_gather(out, x)
         return out
 
     def reduce_scatter(self, x: Tensor, dim: int, axis: str) -> Tensor:
-        ranks = self.sizes[axis]
-        given = _stacked(x, dim, ranks)
-        out = _empty(given, given.shape[0] // ranks)
+        ranks, shape = self.sizes[axis], [*x.shape]
+        if dim == 0 and not shape[0] % ranks:
+            given = x.contiguous()
+        else:
+            given = _stacked(x, dim, ranks)
+            shape = [*given.shape]
+        shape[0] //= ranks
+        out = given.new_empty_strided(shape, given.stride())
         self.under_way[id(out)] = self.groups[axis].reduce_scatter(out, given)
         return out
 
@@ -99,14 +108,11 @@ class GroupCommunicator:
         return out
 
     def permute(self, x: Tensor, axis: str, by: int = 1) -> Tensor:
-        ranks, place, given = self.sizes[axis], self.places[axis], x.contiguous()
-        given = given if given.ndim else given.view(1)
-        take, give = [0] * ranks, [0] * ranks
-        take[(place - by) % ranks] = give[(place + by) % ranks] = given.shape[0]
+        given, shape = x.contiguous(), x.shape
         out = torch.empty_like(given)
-        work = self.groups[axis].all_to_all(out, given, take, give)
-        out = out if x.ndim else out.view(())
-        self.under_way[id(out)] = work
+        take, give = _route(self.sizes[axis], self.places[axis], by, shape[0] if shape else 1)
+        flat = (out, given) if shape else (out.view(1), given.view(1))
+        self.under_way[id(out)] = self.groups[axis].all_to_all(*flat, take, give)
         return out
 
     def rows(self, x: Tensor, give: Tensor, take: Tensor, axis: str, size: int, back: str | None = None) -> Tensor:
@@ -123,11 +129,12 @@ class GroupCommunicator:
         return out
 
 
-def _empty(like: Tensor, rows: int) -> Tensor:
-    """With other rows than a dense tensor; the quickest way to get one."""
-    shape = [*like.shape]
-    shape[0] = rows
-    return torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
+@functools.lru_cache(1024)
+def _route(ranks: int, place: int, by: int, rows: int) -> tuple[list[int], list[int]]:
+    """How many rows come from each rank, and go to each, where each rank sends to the one `by` places behind it."""
+    take, give = [0] * ranks, [0] * ranks
+    take[(place - by) % ranks] = give[(place + by) % ranks] = rows
+    return take, give
 
 
 def _peers(device_mesh: DeviceMesh, axis: str) -> list[int]:

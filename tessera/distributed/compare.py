@@ -6,7 +6,6 @@ They meet in groups of their own: where one rank compares and others compute, no
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -24,14 +23,8 @@ def everyones(mine: object, group: dist.ProcessGroup | None = None) -> list:
     if not dist.is_initialized() or dist.get_backend() == "fake":
         return [mine]
     every: list = [None] * dist.get_world_size()
-    try:
+    with watch.waiting("ranks did not meet to compare what they have"):
         dist.all_gather_object(every, mine, group=group or own_group("compare"))
-    except RuntimeError as error:
-        where = watch.position(sys._getframe())
-        raise MeshError(
-            f"rank {dist.get_rank()}: ranks did not meet to compare what they have, at {where}: "
-            f"{watch.absent(where)} ({error})"
-        ) from error
     return every
 
 

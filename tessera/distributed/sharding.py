@@ -124,6 +124,7 @@ class Sharding:
 SHARDINGS: WeakKeyDictionary[nn.Module, Sharding] = WeakKeyDictionary()
 
 
+@at_users_line
 def shard(
     model: AnyModule,
     mesh: DeviceMesh,

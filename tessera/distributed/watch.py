@@ -113,7 +113,7 @@ def position(frame: FrameType | None) -> str:
         if name.startswith("<tessera "):
             return linecache.getline(name, frame.f_lineno).strip()
         if name.startswith(_OURS):
-            if not name.endswith(("watch.py", "compare.py")):
+            if not name.endswith(("watch.py", "compare.py", "channel.py")):
                 ours = ours or frame
         elif not name.startswith(("<", *_LIBRARIES)):
             user = frame
@@ -166,6 +166,18 @@ def absent(here: str, ranks: Sequence[int] | None = None) -> str:
     if watch is None:
         return "nobody watched the ranks"
     return watch.absent(range(dist.get_world_size()) if ranks is None else ranks, here)
+
+
+@contextmanager
+def waiting(what: str, ranks: Sequence[int] | None = None) -> Iterator[None]:
+    """An exchange beside programs: where it fails, the error says what did not happen, where, and who is missing."""
+    try:
+        yield
+    except torch.OutOfMemoryError:  # a RuntimeError, and this rank's own
+        raise
+    except RuntimeError as error:
+        here = position(sys._getframe())
+        raise MeshError(f"rank {dist.get_rank()}: {what}, at {here}: {absent(here, ranks)} ({error})") from error
 
 
 def _at_exit() -> None:

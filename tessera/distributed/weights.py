@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from tessera.distributed import watch
 from tessera.distributed.dtensors import as_dtensor, from_dtensor
 from tessera.ir.dist import chunk, padded
 from tessera.ir.mesh import Mesh
@@ -92,7 +93,7 @@ def distribute(model: nn.Module, placements: Mapping[str, Placement], device_mes
         new[p] = spread(p, placements[name], device_mesh)
         p._tessera_name, p.__class__ = name, _Replaced  # type: ignore[attr-defined]
     exchange(model, new)
-    with torch.no_grad():
+    with torch.no_grad(), watch.waiting("buffers of rank 0 did not come"):
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
     return new
@@ -102,7 +103,8 @@ def spread(p: nn.Parameter, placement: Placement, device_mesh: DeviceMesh) -> nn
     """A rank's part of what rank 0 holds."""
     with torch.no_grad():
         whole = p.detach().clone(memory_format=torch.contiguous_format)
-        dist.broadcast(whole, 0)
+        with watch.waiting("weights of rank 0 did not come"):
+            dist.broadcast(whole, 0)
         part = as_dtensor(own_part(whole, placement, device_mesh), placement, device_mesh)
         return nn.Parameter(part, requires_grad=p.requires_grad)
 

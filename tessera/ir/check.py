@@ -1,7 +1,7 @@
-"""The operator `tessera.check`, which a program raises by where a claim about its numbers does not hold.
+"""The operators `tessera.check` and `tessera.raise_if`, by which a program raises where a claim does not hold.
 
-In: the text of a condition over sizes, a message, and where each size is read. Out: nothing, or an error of the kind
-that eager PyTorch raises. `ir/checks.py` records such equations; running one needs no SymPy.
+In: the text of a condition over sizes, a message, and where each size is read; or a tensor that says so. Out: nothing,
+or an error of the kind that eager PyTorch raises. `ir/checks.py` records such equations; running one needs no SymPy.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from tessera.ir.equation import Equation, Special
 from tessera.ir.expression import NAMES
+from tessera.torch_internals.fake import FakeTensor
 from tessera.torch_internals.shapes import torch_check
 
 
@@ -38,9 +39,19 @@ def _code(text: str) -> CodeType:
 
 
 KINDS: dict[str, type[Exception]] = {
-    e.__name__: e for e in (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError)
+    e.__name__: e for e in (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError)
 }
 CHECK = Special("check", check, pure=False)
+
+
+def raise_if(asked: torch.Tensor, answer: bool, message: str, kind: str) -> tuple:
+    """Raise where a tensor of one element says so, as a Python `if` on it does."""
+    if not isinstance(asked, FakeTensor) and bool(asked) == answer:
+        raise KINDS[kind](message)
+    return ()
+
+
+RAISE_IF = Special("raise_if", raise_if, pure=False)
 
 
 def with_names(eqn: Equation, names: Mapping[str, str]) -> Equation:

@@ -35,7 +35,7 @@ from torch import Tensor
 from tessera.ir.equation import Equation, Special
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Axes, Size, chunk
-from tessera.torch_internals.fake import active_fake_mode
+from tessera.torch_internals.fake import FakeTensor, active_fake_mode
 from tessera.util.errors import InputError
 
 EXCHANGES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")  # those that send something
@@ -94,22 +94,36 @@ def _bound(on: On, name: str) -> Callable:
     exchanges = name in EXCHANGES or name == ROWS
 
     def run(*args: Any) -> Tensor:
-        if active_fake_mode() is not None:
-            return TYPES[name](on.mesh, *args)
         bound = on.communicator
-        if bound is None:
-            raise InputError(
-                f"dist.{name}: no process group stands behind the mesh {on.mesh}; start this program with "
-                f"torchrun --nproc-per-node={on.mesh.ranks} and call tessera.mesh first"
-            )
-        if name == "begin":  # these two stand for every exchange of a final program
-            return bound.begin(*args)
-        if name == "wait":
-            return bound.wait(*args)
+        if bound is None or active_fake_mode() is not None:
+            return _without_groups(on, name, args)
         return bound.exchange(name, *args) if exchanges else ALONE[name](on.mesh, bound.places, *args)
 
-    run.__name__ = name
-    return run
+    def begin(x: Tensor, *what: Any) -> Tensor:  # this and `wait` stand for every exchange of a final program
+        bound = on.communicator
+        if bound is None or type(x) is FakeTensor:  # a third of what asking for the mode takes
+            return _without_groups(on, name, (x, *what))
+        return bound.begin(x, *what)
+
+    def wait(y: Tensor, x: Tensor, *what: Any) -> Tensor:
+        bound = on.communicator
+        if bound is None or type(y) is FakeTensor:
+            return _without_groups(on, name, (y, x, *what))
+        return bound.wait(y, x, *what)
+
+    call = {"begin": begin, "wait": wait}.get(name, run)
+    call.__name__ = name
+    return call
+
+
+def _without_groups(on: On, name: str, args: tuple) -> Tensor:
+    """While a program is traced a collective only tells its type; when it runs somebody must be there."""
+    if active_fake_mode() is not None:
+        return TYPES[name](on.mesh, *args)
+    raise InputError(
+        f"dist.{name}: no process group stands behind the mesh {on.mesh}; start this program with "
+        f"torchrun --nproc-per-node={on.mesh.ranks} and call tessera.mesh first"
+    )
 
 
 # --- types ----------------------------------------------------------------------------------------
@@ -171,8 +185,11 @@ def padded(x: Tensor, dim: int, ranks: int) -> Tensor:
 
 def _slice(mesh: Mesh, places: dict[str, int], x: Tensor, dim: int, axis: str, by: int = 0) -> Tensor:
     ranks = mesh.size(axis)
-    step, place = chunk(x.shape[dim], ranks), (places[axis] + by) % ranks
-    return padded(x, dim, ranks).narrow(dim, place * step, step).clone(memory_format=torch.contiguous_format)
+    step, rest = divmod(x.shape[dim], ranks)
+    if rest:
+        x, step = padded(x, dim, ranks), step + 1
+    part = x.narrow(dim, (places[axis] + by) % ranks * step, step)
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def _in_order(mesh: Mesh, places: dict[str, int], xs: Sequence[Tensor], dim: int, axis: str) -> Tensor:

@@ -24,7 +24,7 @@ REFUSED = frozenset(("from_file",))  # operators of those that read or write fil
 SPECIALS = frozenset(
     ("number", "check", "functional", "functional_over", "keep_grad", "laid_out", "call", "checkpoint", "cond")
     + ("while_loop", "scan", "batch_norm", "attention_math", "linear_cross_entropy", "linear_loss", "masked_read")
-    + ("class_logit",)
+    + ("class_logit", "raise_if")
 )
 TABLES = ("types", "values", "sources", "tags", "ops", "traces", "places")
 FIELDS = ("name", "inputs", "equations", "outputs", "mutations", "constants", "symbols")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from tessera.ir.check import RAISE_IF
 from tessera.ir.equation import Equation, Special
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, TensorType
@@ -48,6 +49,8 @@ def _asks(eqn: Equation) -> str:
     if isinstance(op, Special):
         if any(isinstance(a, Trace) for a in (*eqn.args, *eqn.kwargs.values())) and op.body is None:
             return f"{op!r} decides on the host what runs"
+        if op is RAISE_IF:
+            return f"{op!r} waits for a value from the device ({eqn.source})"
         op = op.of
     if isinstance(op, OpOverload) and (any(tag in op.tags for tag in ASKS) or op_name(op) in ("item", "equal")):
         return f"{op} waits for a value from the device ({eqn.source})"

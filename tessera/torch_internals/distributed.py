@@ -83,7 +83,7 @@ class Group:
     backend for the operand's device at once: PyTorch's dispatcher would only look it up again."""
 
     def __init__(self, group: Any) -> None:
-        self._group, self._backends = group, dict[torch.device, Any]()
+        self._backends = _Backends(group)
         self._gathers, self._scatters = _asynchronous(_AllgatherOptions()), _asynchronous(_ReduceScatterOptions())
         self._exchanges = _asynchronous(_AllToAllOptions())
         self._reduces = {}
@@ -91,25 +91,31 @@ class Group:
             self._reduces[how] = _asynchronous(_AllreduceOptions())
             self._reduces[how].reduceOp = op
 
-    def _backend(self, device: torch.device) -> Any:
-        backend = self._backends.get(device)
-        if backend is None:
-            backend = self._backends[device] = self._group._get_backend(device)
-        return backend
-
     def all_gather(self, out: Tensor, x: Tensor) -> Any:
-        return self._backend(x.device)._allgather_base(out, x, self._gathers)
+        return self._backends[x.device]._allgather_base(out, x, self._gathers)
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Any:
-        return self._backend(x.device)._reduce_scatter_base(out, x, self._scatters)
+        return self._backends[x.device]._reduce_scatter_base(out, x, self._scatters)
 
     def all_reduce(self, x: Tensor, how: str) -> Any:
         """In place."""
-        return self._backend(x.device).allreduce([x], self._reduces[how])
+        return self._backends[x.device].allreduce([x], self._reduces[how])
 
     def all_to_all(self, out: Tensor, x: Tensor, take: list[int], give: list[int]) -> Any:
         """Rows that come from each rank, and that go to each; none named: as many to and from all."""
-        return self._backend(x.device).alltoall_base(out, x, take, give, self._exchanges)
+        return self._backends[x.device].alltoall_base(out, x, take, give, self._exchanges)
+
+
+class _Backends(dict[torch.device, Any]):
+    """A group's backends, each looked up once."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self._group = group
+
+    def __missing__(self, device: torch.device) -> Any:
+        backend = self[device] = self._group._get_backend(device)
+        return backend
 
 
 def _asynchronous(options: Any) -> Any:

@@ -122,7 +122,8 @@ def interrupted(fn, call: int):
 
 def test_another_model(tmp_path: Path) -> None:
     tessera.save_state(tmp_path, torch.nn.Sequential(torch.nn.Linear(4, 3)))
-    with pytest.raises(InputError, match=r"has no 1.weight, 1.bias, which the model has; near are 0.weight"):
+    missing = r"test_checkpoint.py:\d+: .*has no 1.weight, 1.bias, which the model has; near are 0.weight"
+    with pytest.raises(InputError, match=missing):
         tessera.load_state(tmp_path, torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3)))
     with pytest.raises(InputError, match=r"0.weight: expected \[3, 5\], got \[3, 4\]"):
         tessera.load_state(tmp_path, torch.nn.Sequential(torch.nn.Linear(5, 3)))

@@ -133,6 +133,56 @@ def test_survivors_say_who_is_missing(tmp_path: Path, how: str) -> None:
         assert start(WORLD, restarted, str(tmp_path)) == [0] * WORLD
 
 
+def pipelined_rank(rank: int, folder: str, how: str) -> None:
+    """A pipeline of two stages, twice; before the second step one rank fails."""
+    try:
+        join_group(rank, WORLD, f"{folder}/meet", DEADLINE)
+        torch.manual_seed(0)
+        model, mesh = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), tessera.mesh(device="cpu", pp=2, dp=2)
+        tessera.shard(model, mesh, {"pp": "1f1b", "dp": "zero3"}, microbatches=2)
+        step = tessera.train_step(model, loss_of, torch.optim.SGD(model.parameters(), 0.1), executors="aten")
+        for number in range(2):
+            begun = time.monotonic()
+            if (rank, number) == (VICTIM, 1):
+                before_a_step(how)
+            step(batch(number, rank % 2, 2))
+    except BaseException as error:
+        told = {"message": str(error), "kind": type(error).__name__, "seconds": time.monotonic() - begun}
+        Path(folder, f"{rank}.json").write_text(json.dumps(told))
+        sys.excepthook(*sys.exc_info())
+        os._exit(3)
+
+
+def before_a_step(how: str) -> None:
+    match how:
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "sleeps":
+            time.sleep(DEADLINE + 5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raises":
+            raise ValueError("the data are bad")
+
+
+GONE = {
+    "killed": "rank 1 is gone; it was last seen at ",
+    "sleeps": r"rank 1 is at \S*test_failures.py:\d+, for \d+ s",
+    "raises": "rank 1 ended: ValueError: the data are bad",
+}
+
+
+@pytest.mark.parametrize("how", GONE)
+def test_stages_say_who_is_missing(tmp_path: Path, how: str) -> None:
+    codes = start(WORLD, pipelined_rank, str(tmp_path), how, seconds=60)
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD) if rank != VICTIM]
+    assert [code for rank, code in enumerate(codes) if rank != VICTIM] == [3] * 3
+    for each in told:
+        assert each["kind"] == "MeshError" and each["seconds"] < DEADLINE + 10, each
+        assert re.search(GONE[how], each["message"]) or "waited in vain at" in each["message"], each["message"]
+    assert any(re.search(GONE[how], each["message"]) for each in told)
+    assert any(re.search(r"F\d.*, between the ranks \[1, 3\], did not go", each["message"]) for each in told), told
+
+
 def restarted(rank: int, folder: str) -> None:
     """Goes on from the state, and beside it trains from the start without a break; both must agree bit for bit."""
     join_group(rank, WORLD, f"{folder}/meet_again")

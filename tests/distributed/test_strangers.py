@@ -76,6 +76,21 @@ def reaching_in(model: GPT, ids: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(x.flatten(0, 1), labels.flatten()) + 1e-3 * decay
 
 
+class Single(nn.Module):
+    """Experts of two layers without a gate; each token goes to one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.router, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, 4), nn.Linear(8, VOCABULARY)
+        self.up, self.down = nn.Parameter(torch.randn(4, 12, 8) / 4), nn.Parameter(torch.randn(4, 8, 12) / 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        tokens = self.words(ids).flatten(0, 1)
+        weights, choice = self.router(tokens).softmax(-1).topk(1)
+        out = tessera.experts(tokens, choice, weights, self.up, self.down, activation="gelu")
+        return self.head(tokens + out).view(*ids.shape, -1)
+
+
 CASES = {
     "weight norm": (Normed, token_loss),
     "adapters": (adapted, token_loss),
@@ -143,6 +158,7 @@ MORE = {
     "a mask that is looked at": (Translator, {"dp": "zero3", "tp": "sequence"}, 2),
     "a mask in a ring": (Translator, {"cp": "ring"}, 2),
     "means over all batches": (Averaging, {"dp": "zero2", "tp": "tensor"}, 2),
+    "experts without a gate": (Single, {"dp": "zero3", "ep": "experts"}, 2),
     "parts of a zigzag too small to cut": (lambda: Llama(1), {"cp": "ring", "tp": "sequence"}, 4),
 }
 

@@ -344,8 +344,8 @@ def _positional(fn: Callable) -> list[str]:
 
 
 _ASKS = (
-    "the program asks for the value of a tensor (.item(), bool(), a Python `if` on it) while it is being traced. "
-    "Choose with torch.where or torch.cond, or pass that number as a Python argument."
+    "the program asks for the value of a tensor (.item(), bool(), a Python `if` on it, how many rows x[mask] has) "
+    "while it is being traced. Choose with torch.where or torch.cond, or pass that number as a Python argument."
 )
 AUTOGRAD = "does not require grad and does not have a grad_fn"
 _DIFFERENTIATES = (

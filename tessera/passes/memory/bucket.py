@@ -21,7 +21,7 @@ from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.schema import normalise
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, contiguous_strides
-from tessera.torch_internals.operators import OpOverload
+from tessera.torch_internals.operators import OpOverload, OpOverloadPacket
 
 aten = torch.ops.aten
 
@@ -155,34 +155,38 @@ def _flat(builder: Builder, eqn: Equation) -> Value:
 
 
 def _taken_apart(builder: Builder, flat: Value, group: Sequence[Equation], kept: set[Value]) -> None:
-    at = 0
+    """Each member's result; what was gathered is copied out, all members at once, sums are views."""
+    gathers = is_collective(group[0], "all_gather")
+    ranks = _ranks(group[0]) if gathers else 1
+    counts = [prod(_sizes(eqn.inputs()[0] if gathers else eqn.out)) for eqn in group]
     with builder.at(group[0]):
-        flat = _reshaped(builder, flat, [int(flat.numel())]) if flat.ndim == 2 else flat
-    for eqn in group:
+        flat = _reshaped(builder, flat, [ranks, sum(counts)] if gathers else [sum(counts)])
+        parts = _split(builder, flat, counts, aten.split_with_sizes_copy if gathers else aten.split_with_sizes)
+    split = len(builder.equations) - 1
+    for i, (eqn, part) in enumerate(zip(group, parts, strict=True)):
         with builder.at(eqn):
-            if is_collective(eqn, "all_gather"):
-                at += _gathered(builder, flat, eqn, at)
-            else:
-                shape = _sizes(eqn.out)
-                part = _reshaped(builder, _sliced(builder, flat, 0, at, at + prod(shape)), shape)
-                if eqn.out in kept:  # what the caller gets holds no bucket
-                    _copied(builder, part)
-                at += prod(shape)
-        builder.equations[-1] = builder.equations[-1].with_(outputs=(eqn.out,))
+            out = _gathered(builder, part, eqn) if gathers else _reshaped(builder, part, _sizes(eqn.out))
+            if eqn.out in kept and not gathers:  # what the caller gets holds no bucket
+                out = _copied(builder, out)
+        at, place = (split, i) if out is part else (-1, 0)
+        made = builder.equations[at]
+        outputs = tuple(eqn.out if i == place else v for i, v in enumerate(made.outputs))
+        builder.equations[at] = made.with_(outputs=outputs)
 
 
-def _gathered(builder: Builder, flat: Value, eqn: Equation, at: int) -> int:
-    """One member's chunks, put together along its dimension, without padding; gives how many elements a chunk has."""
-    x, ranks = eqn.inputs()[0], eqn.op.mesh.size(axis_in(eqn.args[1:]))  # type: ignore[union-attr, arg-type]
-    shape, dim = _sizes(x), int(eqn.args[1])  # type: ignore[arg-type]
-    count, whole = prod(shape), _sizes(eqn.out)[dim]
-    rows = _reshaped(builder, flat, [ranks, int(flat.numel()) // ranks])
-    chunks = _reshaped(builder, _sliced(builder, rows, 1, at, at + count), [ranks, *shape])
-    dense = _copied(builder, _moved(builder, chunks, 0, dim))
-    out = _reshaped(builder, dense, [n * ranks if d == dim else n for d, n in enumerate(shape)])
-    if whole != shape[dim] * ranks:
-        _copied(builder, _sliced(builder, out, dim, 0, whole))
-    return count
+def _gathered(builder: Builder, part: Value, eqn: Equation) -> Value:
+    """One member's chunks, one a rank, put together along its dimension, without padding."""
+    shape, dim = _sizes(eqn.inputs()[0]), int(eqn.args[1])  # type: ignore[arg-type]
+    count, whole = shape[dim] * _ranks(eqn), _sizes(eqn.out)[dim]
+    if dim:
+        chunks = _reshaped(builder, part, [_ranks(eqn), *shape])
+        part = _copied(builder, _moved(builder, chunks, 0, dim))
+    out = _reshaped(builder, part, [count if d == dim else n for d, n in enumerate(shape)])
+    return out if whole == count else _copied(builder, _sliced(builder, out, dim, 0, whole))
+
+
+def _ranks(eqn: Equation) -> int:
+    return eqn.op.mesh.size(axis_in(eqn.args[1:]))  # type: ignore[union-attr, arg-type]
 
 
 # --- equations whose types are known: nothing is run to learn them --------------------------------
@@ -213,6 +217,19 @@ def _sliced(builder: Builder, x: Value, dim: int, start: int, end: int) -> Value
     return _emit(builder, aten.slice.Tensor, (x, dim, start, end), x, shape, x.tensor.stride)
 
 
+def _split(builder: Builder, x: Value, counts: list[int], op: OpOverloadPacket) -> list[Value]:
+    """So many columns each, of the last dimension."""
+    types = []
+    for count in counts:
+        shape = (*x.shape[:-1], count)
+        copied = op is aten.split_with_sizes_copy
+        types.append(
+            TensorType(x.dtype, shape, contiguous_strides(shape) if copied else x.tensor.stride, x.tensor.device)
+        )
+    args, kwargs = normalise(op.default, (x, counts, x.ndim - 1), {})
+    return builder.record(op.default, args, kwargs, types)  # type: ignore[return-value]
+
+
 def _moved(builder: Builder, x: Value, dim: int, to: int) -> Value:
     if dim == to:
         return x
@@ -224,6 +241,8 @@ def _moved(builder: Builder, x: Value, dim: int, to: int) -> Value:
 
 def _reshaped(builder: Builder, x: Value, shape: list[int]) -> Value:
     """Of what is dense, or of dense rows: each row's elements in a new form."""
+    if _sizes(x) == shape:
+        return x
     stride = list(contiguous_strides(shape))
     if x.ndim == 2 and x.tensor.stride != contiguous_strides(x.shape):
         stride[0] = x.tensor.stride[0]

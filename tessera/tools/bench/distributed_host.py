@@ -97,24 +97,19 @@ def compiling(say: Say) -> list[Row]:
     return [*rows, Row("compile", "16384 ranks / 8 ranks", ratio, "x", 1.1)]
 
 
-CALLS, STEPS = 2000, 20
-EXCHANGES = {
-    "all_gather": (0, "dp"),
-    "reduce_scatter": (0, "dp"),
-    "all_reduce": ("dp",),
-    "all_to_all": (0, 0, "dp"),
-    "permute": ("dp", 1),
-}
+CALLS, STEPS, ROUNDS = 1000, 10, 10
 
 
-def _each(call: Callable[[], object], count: int) -> float:
-    """CPU microseconds of a call."""
-
-    def calls() -> None:
-        for _ in range(count):
-            call()
-
-    return 1e6 * min(_seconds(calls, ()) for _ in range(5)) / count
+def _each(*calls: Callable[[], object], count: int) -> list[float]:
+    """CPU microseconds of each call. They take turns, so that a machine that slows down does so for all of them."""
+    best = [float("inf")] * len(calls)
+    for _ in range(ROUNDS):
+        for i, call in enumerate(calls):
+            start = time.process_time()
+            for _ in range(count):
+                call()
+            best[i] = min(best[i], time.process_time() - start)
+    return [1e6 * seconds / count for seconds in best]
 
 
 def host(say: Say) -> list[Row]:
@@ -131,10 +126,16 @@ def host(say: Say) -> list[Row]:
             "all_to_all": lambda: group.all_to_all(x, x, [], []).wait(),
             "permute": lambda: group.all_to_all(x, x, [0, 0, 0, 8], [0, 8, 0, 0]).wait(),
         }
-        for name, args in EXCHANGES.items():
+        ours = {  # written as programs write them
+            "all_gather": lambda: wait(begin(x, "all_gather", 0, "dp"), x, "all_gather", 0, "dp"),
+            "reduce_scatter": lambda: wait(begin(x, "reduce_scatter", 0, "dp"), x, "reduce_scatter", 0, "dp"),
+            "all_reduce": lambda: wait(begin(x, "all_reduce", "dp"), x, "all_reduce", "dp"),
+            "all_to_all": lambda: wait(begin(x, "all_to_all", 0, 0, "dp"), x, "all_to_all", 0, 0, "dp"),
+            "permute": lambda: wait(begin(x, "permute", "dp", 1), x, "permute", "dp", 1),
+        }
+        for name in ours:
             say(name)
-            theirs = _each(alone[name], CALLS)
-            taken = _each(lambda name=name, args=args: wait(begin(x, name, *args), x, name, *args), CALLS)
+            theirs, taken = _each(alone[name], ours[name], count=CALLS)
             rows.append(Row("host", name, taken - theirs, "µs", 15.0, f"beside {theirs:.1f} µs of the fake group"))
     say("steps of layers under DTensor")
     return [*rows, *_beside_dtensor()]
@@ -153,7 +154,7 @@ def _squares(model: nn.Module, x: Tensor) -> Tensor:
 
 def _beside_dtensor() -> list[Row]:
     """A training step of layers: eager, over DTensors that PyTorch laid out, and ours, on one rank and on one of 4."""
-    x, micros = torch.randn(8, 32), {}
+    x = torch.randn(8, 32)
 
     def eager(model: nn.Module) -> Callable[[], None]:
         by = torch.optim.SGD(model.parameters(), 0.1)
@@ -172,24 +173,38 @@ def _beside_dtensor() -> list[Row]:
         )
         return lambda: step(x)
 
-    def taken(step: Callable[[], object]) -> float:
-        step()
-        step()
-        return _each(step, STEPS)
-
-    micros["eager"] = taken(eager(Layers()))
-    micros["alone"] = taken(ours())
     with _rank({"tp": 4}) as mesh:
         laid_out = Layers()
         for pair in laid_out:
             parallelize_module(pair, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})  # type: ignore[arg-type]
-        micros["DTensor"] = taken(eager(laid_out))
-        step = ours(mesh=mesh, plan="tensor")
-        micros["sharded"] = taken(step)
+        steps = {
+            "eager": eager(Layers()), "alone": ours(), "DTensor": eager(laid_out),
+            "sharded": ours(mesh=mesh, plan="tensor"),
+        }  # fmt: skip
+        for step in (*steps.values(), *steps.values()):  # the first one compiles
+            step()
+        micros = dict(zip(steps, _each(*steps.values(), count=STEPS), strict=True))
         exchanges = 2 * len(laid_out)  # an all-reduce a pair, forward and backward
     told = ", ".join(f"{name} {1e-3 * each:.2f} ms" for name, each in micros.items())
     extra = (micros["sharded"] - micros["alone"]) / exchanges
     return [
         Row("host", "an exchange in a step", extra, "µs", 15.0, note=told),
         Row("host", "step / eager DTensor's", micros["sharded"] / micros["DTensor"], "x", 0.2),
+        *_over_data(ours, "ddp", "zero1", "zero3"),
     ]
+
+
+def _over_data(ours: Callable, *words: str) -> list[Row]:
+    """What an exchange of a weight or a gradient costs in a step where many of them are joined, with all that it takes
+    to join them and to take them apart."""
+    rows, alone = [], ours()
+    with _rank({"dp": 4}) as mesh:
+        for word in words:
+            step, model = ours(mesh=mesh, plan=word), Layers()
+            for call in (alone, step, alone, step):
+                call()
+            one, many = _each(alone, step, count=STEPS)
+            exchanges = len([*model.parameters()]) * (1 if word == "ddp" else 2)  # gradients; weights are gathered
+            note = f"{exchanges} weights and gradients, alone {1e-3 * one:.2f} ms, sharded {1e-3 * many:.2f} ms"
+            rows.append(Row("host", f"one of many in a step of {word}", (many - one) / exchanges, "µs", 15.0, note))
+    return rows

@@ -134,6 +134,7 @@ def _choice(q: Question, labels: Mapping[str, Label]) -> Choice | None:
         has = {f for dim in dims for f in dim}
         there = {axis for f in has for axis in axes.get(f, ())}  # of two factors, either splits a result
         parts = [(a, how) for f, how in reduced.items() if f not in has for a in axes[f] if a not in there]
+        parts = list(dict.fromkeys(parts))  # of two factors that one axis cuts, both may be summed away
         results.append(lies(v, dims, parts + [(axis, "sum") for axis in passed]))
     return Choice(axes, tuple(operands), tuple(results), {a: m for a, m in marks.items() if m != PLAIN})
 
