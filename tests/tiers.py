@@ -37,7 +37,6 @@ SWEEPS: dict[str, int] = {
     "distributed/test_combinations.py::test_in_float32": 2,
     # Every one is four processes, and a deadline that passes.
     "distributed/test_failures.py::test_survivors_say_who_is_missing": 2,
-    "distributed/test_sizes.py::test_steps": 2,
     # Plans of one strategy, each with three models; two strategies, each with several sizes of a mesh.
     "distributed/test_plans.py::test_alone": 2,
     "distributed/test_plans.py::test_together": 2,
@@ -45,6 +44,9 @@ SWEEPS: dict[str, int] = {
     "distributed/test_pipelined.py::test_a_pipeline_is_accumulation_bit_for_bit": 2,
     "distributed/test_pipelined_steps.py::test_a_pipeline_is_accumulation_bit_for_bit": 2,
     "distributed/test_pipelined_steps.py::test_alone": 2,
+    "distributed/test_pipelined_counts.py::test_means_over_what_counts": 3,
+    "distributed/test_packed_weights.py::test_trains_alike_and_gathers_no_rows": 2,
+    "distributed/test_ctc_meshes.py::test_trains_alike": 2,
     "distributed/test_experts.py::test_gradients": 2,
     "distributed/test_gpu_attention.py::test_kernels": 2,
     # One model of others' each, trained or compiled whole.
@@ -82,8 +84,10 @@ SWEEPS: dict[str, int] = {
     "passes/test_fp8.py::test_the_error_is_bounded": 2,
     "passes/test_identities.py::test_passes_keep_every_bit": 2,
     "executors/test_tile_losses.py::test_as_eager": 3,
+    "executors/test_tile_pool.py::test_a_stem_learns_as_in_eager": 2,
     "executors/rows/test_rows_positions.py::test_masks": 2,
     "exporters/onnx/test_onnx_recurrent.py::test_layers_of_any_length": 2,
+    "frontends/test_custom_function.py::test_inside_transforms_inside_a_compiled_function": 2,
     "frontends/test_enable_grad.py::test_gradients_inside": 2,
     "frontends/test_export.py::test_a_program": 3,
     "frontends/test_hooks.py::test_a_hook_in_one_of_several_equal_blocks": 3,
@@ -100,6 +104,7 @@ SWEEPS: dict[str, int] = {
     "frontends/test_runtime_sizes.py::test_numbers": 3,
     "frontends/stablehlo/test_jax.py::test_generators_give_xlas_bits": 2,
     "exporters/onnx/test_onnx_open_sizes.py::test_other_sizes": 2,
+    "runtime/test_lent.py::test_derivatives_of_every_order": 2,
     "runtime/test_partial_backward.py::test_zeros_do_not_meet_infinity": 2,
     "runtime/test_partial_backward.py::test_what_a_gradient_does_not_read_may_be_written": 2,
     "runtime/test_written_views.py::test_what_is_saved_is_another_view_of_a_complex_result": 2,
@@ -108,6 +113,7 @@ SWEEPS: dict[str, int] = {
     # Programs from a seed, or small programs of one kind, each against eager.
     "executors/test_claim.py::test_random_regions": 4,
     "frontends/test_grad_modes.py::test_like_eager": 2,
+    "frontends/test_size_conditions.py::test_conditions_at_random": 2,
     "ir/test_strided.py::test_like_eager": 2,
     "ir/test_gapped_writes.py::test_views_of_what_was_written": 2,
     "ir/test_interp.py::test_random_programs": 2,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -214,21 +212,3 @@ def test_gradients_by_what_the_function_closes_over(wrap: Callable) -> None:
     fast = wrap(tessera.grad(lambda x: (x * x * MASK).sum()))
     for x in (MASK, torch.full((2,), 5.0), MASK):
         assert torch.equal(fast(x), 2 * x)
-
-
-def test_dynamo_is_left_alone_until_something_is_to_be_compiled() -> None:
-    """The guard is Dynamo's for good; it is there before the first frame is traced, however that is asked for."""
-    program = """
-import os
-import torch
-import tessera.api
-from torch._dynamo.variables import builder
-plain = builder.make_dupe_guard
-assert not hasattr(plain, "__wrapped__")
-for ask in (lambda: torch.compile(torch.sin, backend="tessera"), lambda: tessera.jit(torch.sin)):
-    if not os.fork():
-        ask()
-        os._exit(builder.make_dupe_guard.__wrapped__ is not plain)
-    assert os.wait()[1] == 0
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

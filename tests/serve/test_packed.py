@@ -18,6 +18,7 @@ from tessera.artifact.container import Container, Writer
 from tessera.artifact.trust import own_tag
 from tessera.serve.engine import Engine
 from tessera.serve.packed import Packed, check_trust
+from tessera.serve.programs import KEPT
 from tessera.tools.cli import main
 from tessera.util.errors import ArtifactError, InputError, OptionError
 
@@ -56,6 +57,7 @@ def test_the_same_answers_and_no_compiling(plain: Engine, file: Path, monkeypatc
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in wanted]
         assert [answer.text for answer in answers] == [answer.text for answer in wanted]
         assert "regions by kernels of the file" in engine.explain() and engine.longest == plain.longest
+        assert tuple(engine.programs) == KEPT  # those for few sequences are for other devices
 
 
 def test_the_compiler_is_not_imported(file: Path) -> None:

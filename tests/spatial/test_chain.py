@@ -60,7 +60,7 @@ def test_a_llama_decodes(tensor: int, pipeline: int, topology: str) -> None:
     assert cost(program).cycles == program.cycles >= program.bound >= program.limit
     assert len({chip for run in program.chain.runs for _, chip in run.chips}) == tensor * pipeline
     reference, word, state, expected = copy.deepcopy(model), WORD, None, WORD
-    for place in range(4):
+    for place in range(2):
         run = simulate(program, word, torch.tensor([place]), state=dict(state or {}))
         (word,), state, expected = run.outputs, run.state, reference(expected, torch.tensor([place]))
         assert word.equal(expected) and run.cycles == program.cycles

@@ -116,33 +116,35 @@ def one_function(fn: str, element, args: list[torch.Tensor]) -> tuple[KernelOp, 
     return k.finish(), [*args, torch.zeros(n, dtype=torch_dtype(result.type.element))]
 
 
-@pytest.mark.parametrize("fn", FLOAT_FUNCTIONS)
+def all_functions(fns: list[str], element, args: list[torch.Tensor]) -> tuple[KernelOp, list[torch.Tensor]]:
+    """All functions of as many arguments in one kernel."""
+    k = KernelBuilder("all")
+    n = args[0].numel()
+    i = k.axis("i", n)
+    values, outs = [k.load(k.buffer(element), i) for _ in args], []
+    for fn in fns:
+        if FUNCTIONS[fn].arity == len(args):
+            result = applied(k, fn, element, values)
+            k.store(result, k.buffer(result.type.element), i)
+            outs.append(torch.zeros(n, dtype=torch_dtype(result.type.element)))
+    return k.finish(), [*args, *outs]
+
+
+@pytest.mark.parametrize("arity", [1, 2, 3])
 @pytest.mark.parametrize("element", [f32, f64], ids=str)
-def test_float_function(fn, element):
-    points = POINTS["float"] if FUNCTIONS[fn].arity < 3 else POINTS["float"][::2]
-    args = every_pair(points, FUNCTIONS[fn].arity, torch_dtype(element))
-    kernel, tensors = one_function(fn, element, args)
+def test_float_functions(arity, element):
+    points = POINTS["float"] if arity < 3 else POINTS["float"][::2]
+    kernel, tensors = all_functions(FLOAT_FUNCTIONS, element, every_pair(points, arity, torch_dtype(element)))
     check(kernel, tensors, rtol=1e-6 if element == f32 else 1e-14, atol=1e-7 if element == f32 else 1e-15)
 
 
 @pytest.mark.parametrize("arity", [1, 2, 3])
 @pytest.mark.parametrize("element", [i8, i16, i32, i64], ids=str)
 def test_integer_functions(arity, element):
-    """All functions of one arity in one kernel."""
     args = every_pair(POINTS["int"], arity, torch_dtype(element))
     if arity == 2:  # PyTorch refuses to divide by zero
         args = [a[args[1] != 0] for a in args]
-    k = KernelBuilder("integers")
-    n = args[0].numel()
-    i = k.axis("i", n)
-    values = [k.load(k.buffer(element), i) for _ in args]
-    for fn in INTEGER_FUNCTIONS:
-        if FUNCTIONS[fn].arity == arity:
-            result = applied(k, fn, element, values)
-            out = k.buffer(result.type.element)
-            k.store(result, out, i)
-            args.append(torch.zeros(n, dtype=torch_dtype(result.type.element)))
-    check(k.finish(), args)
+    check(*all_functions(INTEGER_FUNCTIONS, element, args))
 
 
 def test_integer_division_edges_do_not_trap():

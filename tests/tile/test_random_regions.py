@@ -76,7 +76,7 @@ def test_programs_cover_what_they_should() -> None:
 
 
 def test_woven_programs_move_data_in_every_way() -> None:
-    woven = [p for p in map(regions.make, range(900)) if p.woven]
+    woven = [*map(regions.make, range(regions.WOVEN - 1, 900, regions.WOVEN))]
     text = "\n".join(p.text for p in woven)
     moves = "cat stack flip roll repeat repeat_interleave interpolate pad unfold diagonal diag_embed tril triu movedim"
     moves += " flatten unflatten reshape narrow chunk split pixel_shuffle pixel_unshuffle slice_scatter select_scatter"
@@ -85,7 +85,7 @@ def test_woven_programs_move_data_in_every_way() -> None:
     assert all(f"mode='{mode}'" in text for mode in ("reflect", "replicate", "circular"))
     steps = [line.split(" = ")[1] for p in woven for line in p.text.splitlines() if " = " in line]
     joined = sum("torch.cat(" in s or "torch.stack(" in s for s in steps)
-    assert len(woven) == 300 and joined > 0.15 * len(steps)
+    assert all(p.woven for p in woven) and joined > 0.15 * len(steps)
 
 
 def test_eager_is_right_and_a_wrong_result_is_not() -> None:
@@ -105,7 +105,7 @@ def test_eager_is_right_and_a_wrong_result_is_not() -> None:
 
 
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
-@pytest.mark.parametrize("seeds", batches(0, 30, 2010, 30))
+@pytest.mark.parametrize("seeds", batches(0, 20, 2020, 20))
 def test_cpu(seeds: range) -> None:
     check_report(run_regions.run("cpu", seeds))
 
@@ -124,7 +124,7 @@ def test_cpu_with_sizes_that_change(seeds: range) -> None:
     assert report.resized > 0.6 * report.programs, f"only {report.resized} of {report.programs} ran at another size"
 
 
-@pytest.mark.parametrize("seeds", batches(20_000, 40, 280, 40))
+@pytest.mark.parametrize("seeds", batches(20_000, 20, 300, 20))
 def test_interpreter(seeds: range) -> None:
     check_report(run_regions.run("interp", seeds))
 

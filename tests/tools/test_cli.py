@@ -179,11 +179,6 @@ def test_bench_measures_and_writes_json(tmp_path, capsys, monkeypatch):
     assert "GPT training step" in capsys.readouterr().out
 
 
-def test_module_runs_as_a_script():
-    done = subprocess.run([sys.executable, "-m", "tessera.tools.cli", "top", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "tessera top" in done.stdout
-
-
 def test_gpt_starts_at_the_uniform_loss_and_is_causal():
     torch.manual_seed(0)
     model, idx = GPT(SMALL), torch.randint(SMALL.vocab, (3, SMALL.context))
