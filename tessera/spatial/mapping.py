@@ -62,8 +62,7 @@ def best(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: 
     if chosen is None:
         assert refused is not None
         raise SpaceError(f"{refused}; {least_chips(graph, machine)}")
-    chosen = alone(graph, machine, chosen)
-    return shortened(chosen, machine) if tries > 1 else chosen
+    return shortened(alone(graph, machine, chosen), machine) if tries > 1 else chosen
 
 
 def alone(graph: Graph, machine: SpatialMachine, chosen: Mapping) -> Mapping:
