@@ -94,6 +94,14 @@ def main() -> None:
     title("8. What happened, in words")
     print(tessera.explain(fast))
 
+    title("9. A machine without caches: what every core does in which cycle")
+    program = tessera.map_onto(model, x, machine="toy")
+    print(program.core(0, 0))
+    ran = tessera.simulate(program, x)  # knows the listing and the machine's file, nothing of the compiler
+    assert ran.cycles == program.cycles >= program.bound
+    assert torch.allclose(ran.output, model(x), atol=1e-5)
+    print(program.summary())
+
 
 if __name__ == "__main__":
     main()

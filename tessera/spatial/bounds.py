@@ -2,8 +2,8 @@
 
 `bound`: for the chosen tiles and cores. A resource is busy as long as all that holds it, over how many there are of
 it; and each step ends after all that it waits for, however much is free. `limit`: for any mapping. All
-multiplications over all arrays; all inputs and outputs through the host's ports; weights that memory cannot hold
-through those of off-chip memory.
+multiplications over all arrays; what these read and write through the ports of all memories; all inputs and outputs
+through the host's ports; weights that memory cannot hold through those of off-chip memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial import durations
 from tessera.spatial.graph import Graph, Product
+from tessera.spatial.maps import Map
 from tessera.spatial.schedule import Schedule, capacity
 from tessera.spatial.steps import Resource, Step
 from tessera.spatial.streams import least_loaded
@@ -118,13 +119,21 @@ def _name(resource: Resource) -> str:
 def limit(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], batches: int = 1) -> Bound:
     rows, columns = machine.matrix.rows, machine.matrix.columns
     arrays = len(cores) * machine.matrix.count * rows * columns
-    work = 0.0
+    work, written = 0.0, 0
+    factors: dict[Map, int] = {}  # and their bytes
     for node in graph.nodes:
         if isinstance(node, Product):
             batch, m, k = node.x.shape
             passes = machine.matrix.passes.get(durations.dtype_name(node.dtype), 1)
             work += batch * m * k * node.w.shape[2] * passes
+            # Each factor is read once: products that share one, or repeat it over a batch, may be one product.
+            factors |= {m: m.size * node.dtype.itemsize for m in (node.x.uniform(), node.w.uniform())}
+            written += node.home.size * node.home.dtype.itemsize
     best = Bound(math.ceil(batches * work / arrays), "multiplications over all arrays")
+    sram = machine.sram
+    for moved, ports, what in ((sum(factors.values()), sram.read_ports, "read"), (written, sram.write_ports, "write")):
+        if (cycles := math.ceil(batches * moved / (len(cores) * ports * sram.width))) > best.cycles:
+            best = Bound(cycles, f"what products {what}, through all {what} ports")
     hosts = sum(machine.has_host(core) for core in cores)
     if machine.host is not None and hosts:
         moved = sum(dtype.itemsize * graph.elements_read(home) for _, dtype, _, home in graph.inputs)

@@ -21,7 +21,7 @@ from tessera.spatial.listing.types import Listing
 from tessera.spatial.memory.layout import Buffer, lay_out
 from tessera.spatial.regions import regions_of
 from tessera.spatial.routes import Routes
-from tessera.spatial.schedule import Schedule, polished, schedule
+from tessera.spatial.schedule import Schedule, polished, schedule, searched
 from tessera.spatial.steps import Steps
 from tessera.spatial.streams import can_stream, check_room
 from tessera.spatial.tiles import Tile, Tiles
@@ -62,20 +62,36 @@ def best(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: 
     if chosen is None:
         assert refused is not None
         raise SpaceError(f"{refused}; {least_chips(graph, machine)}")
-    return shortened(chosen, machine) if tries > 1 else chosen
+    return shortened(alone(graph, machine, chosen), machine) if tries > 1 else chosen
+
+
+def alone(graph: Graph, machine: SpatialMachine, chosen: Mapping) -> Mapping:
+    """The mapping; or one onto a single core, where ways between cores take longer than all that they save."""
+    work = sum(step.duration for step in chosen.schedule.steps if step.kind != "send")
+    hosts = [step.core for step in chosen.schedule.steps if step.kind == "to_host"]
+    if chosen.cycles <= work or not hosts or any(node.chip is not None for node in graph.nodes):
+        return chosen
+    try:
+        mapped = one(graph, machine, Routes(machine, hosts[:1]), replace(chosen.effort, cores=1, replicas=1.0))
+    except SpaceError:
+        return chosen
+    return mapped if mapped.cycles < chosen.cycles else chosen
 
 
 def shortened(mapped: Mapping, machine: SpatialMachine) -> Mapping:
     """The mapping with a shorter schedule, if one is found whose buffers fit too."""
+    if mapped.effort.window:
+        return mapped
     timed = polished(mapped.schedule, machine)
-    if timed.cycles >= mapped.cycles or mapped.effort.window:
-        return mapped
-    try:
-        buffers = lay_out(mapped.tiles.tiles, timed, machine, mapped.regions)
-    except SpaceError:
-        return mapped
-    listing = emit(mapped.tiles, timed, buffers, machine)
-    return replace(mapped, schedule=timed, buffers=buffers, listing=listing)
+    for shorter in dict.fromkeys((searched(timed, machine, mapped.bound.cycles), timed)):
+        if shorter.cycles < mapped.cycles:
+            try:
+                buffers = lay_out(mapped.tiles.tiles, shorter, machine, mapped.regions)
+            except SpaceError:
+                continue
+            listing = emit(mapped.tiles, shorter, buffers, machine)
+            return replace(mapped, schedule=shorter, buffers=buffers, listing=listing)
+    return mapped
 
 
 def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed: int) -> Iterator[Effort]:

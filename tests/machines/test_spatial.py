@@ -63,6 +63,8 @@ def test_one_function_reads_all_machines(tmp_path):
         ("default = 1", "exp = 1", "vector.cycles: expected a default"),
         ("default = 1", "default = 1, gellu = 2", "gellu is none (did you mean gelu?)"),
         ("read_ports = [1,", "read_ports = [9999999999,", "1 or more and at most 4096; got 9999999999"),
+        ("lanes = [32,", "lanes = [1000000000,", "at most 1048576; got 1000000000"),
+        ("latency = [2,", "latency = [100000000000000,", "link.latency: expected a whole number, 1"),
         ("float64 = 1", "float65 = 1", "float65 is none"),
         ('"mesh"', '"star"', "link.topology: expected one of mesh, torus"),
         ('kind = "spatial"', 'kind = "gpu"', 'expected kind = "spatial"'),

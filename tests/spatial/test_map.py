@@ -14,6 +14,7 @@ from tessera.spatial.errors import MapError, SpaceError
 from tessera.spatial.listing import parse
 from tessera.spatial.map import map_onto
 from tessera.spatial.program import SpatialProgram
+from tessera.spatial.schedule import searched
 from tessera.spatial.simulator.api import simulate
 from tessera.torch_internals.operators import scaled_mm
 from tessera.util.errors import OptionError
@@ -245,3 +246,21 @@ def test_products_of_eight_bits_with_scales() -> None:
     got = simulate(map_onto(model, x, machine=machine, effort="quick"), x).output
     torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=1e-6)
     torch.testing.assert_close(got, model(x), rtol=2**-7, atol=1e-6)
+
+
+def test_cores_that_are_far_apart_are_left_alone() -> None:
+    torch.manual_seed(0)
+    model, x = Block(16, 2), torch.randn(1, 5, 16)
+    near, far = (map_onto(model, x, machine=toy(*grid, latency=1_000_000)) for grid in ((1, 1), (2, 2)))
+    assert far.cycles <= near.cycles
+
+
+def test_orders_of_small_programs_are_searched() -> None:
+    torch.manual_seed(0)
+    model, x = Attention(16, 2, 1), torch.randn(1, 8, 16)
+    machine = toy(2, 2, banks=2, read_ports=2, write_ports=2)
+    found = [map_onto(model, x, machine=machine, effort="normal") for _ in range(2)]
+    assert found[0].listing == found[1].listing and found[0].mapping is not None
+    schedule = found[0].mapping.schedule
+    assert searched(schedule, machine, schedule.cycles) is schedule
+    assert searched(schedule, machine, 0).cycles <= schedule.cycles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.spatial.optimum import ratios
 from tests.spatial.random_programs import attempt
 
 
@@ -16,3 +17,8 @@ def test_random_programs(start: int) -> None:
 @pytest.mark.parametrize("start", range(30, 330, 30))
 def test_more_random_programs(start: int) -> None:
     assert [problem for seed in range(start, start + 30) if (problem := attempt(seed))] == []
+
+
+def test_small_schedules_are_nearly_the_shortest() -> None:
+    pytest.importorskip("ortools", reason="CP-SAT is part of the extra plan")
+    assert all(ratio <= 1.05 for _, ratio, _ in ratios(4, seed=7))

@@ -41,6 +41,10 @@ FUNCTIONS: dict[str, int] = {
     "where": 3,
 }
 PORTS = 1 << 12  # units, ports or banks of a core: each is a thing that a schedule knows
+WIDEST, LONGEST = (
+    1 << 20,
+    1 << 30,
+)  # of an array, or lanes; cycles of a way: listings hold their sums
 
 
 def _of(form: forms.Form, default: Any = MISSING) -> Any:
@@ -55,8 +59,8 @@ class Chip:
 
 @dataclass(frozen=True)
 class Matrix:
-    rows: int = _of(forms.whole(1))
-    columns: int = _of(forms.whole(1))
+    rows: int = _of(forms.whole(1, WIDEST))
+    columns: int = _of(forms.whole(1, WIDEST))
     count: int = _of(forms.whole(1, PORTS))
     stationary: str = _of(forms.choice("weight", "input", "output"))
     loading: str = _of(forms.choice("serial", "overlapped"))
@@ -65,7 +69,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Vector:
-    lanes: int = _of(forms.whole(1))
+    lanes: int = _of(forms.whole(1, WIDEST))
     cycles: Mapping[str, float] = _of(forms.table(1e-3, "default", "move", *FUNCTIONS))
 
     def cycles_of(self, function: str) -> float:
@@ -95,8 +99,8 @@ class Copy:
 class Link:
     topology: str = _of(forms.choice("mesh", "torus"))
     width: int = _of(forms.size)
-    latency: int = _of(forms.whole(1))
-    jitter: int = _of(forms.whole(0))
+    latency: int = _of(forms.whole(1, LONGEST))
+    jitter: int = _of(forms.whole(0, LONGEST))
     reduce: bool = _of(forms.flag)
 
 
@@ -111,7 +115,7 @@ class Dram:
     cores: tuple[tuple[int, ...], ...] = _of(forms.places)
     size: int = _of(forms.size)
     width: int = _of(forms.size)
-    latency: int = _of(forms.whole(0))
+    latency: int = _of(forms.whole(0, LONGEST))
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,8 @@ class Chips:
     count: int = _of(forms.whole(1))
     topology: str = _of(forms.choice("all", "ring", "mesh", "torus"))
     width: int = _of(forms.size)
-    latency: int = _of(forms.whole(1))
-    jitter: int = _of(forms.whole(0))
+    latency: int = _of(forms.whole(1, LONGEST))
+    jitter: int = _of(forms.whole(0, LONGEST))
     gates: tuple[tuple[int, ...], ...] = _of(forms.places)
     shape: tuple[int, int] | None = _of(forms.grid, None)
 

@@ -266,12 +266,12 @@ class World:
             if of.function in t.REDUCTIONS and operands[0].ndim == 0:
                 self.refuse("shape", job.core, f"nothing to take the {of.function} of", job)
             if of.function == "sum":
-                lanes: list[Any] = [None] * self.m.vector.lanes
+                lanes: list[Any] = [None] * min(self.m.vector.lanes, operands[0].shape[-1])
                 for i, column in enumerate(operands[0].unbind(-1)):
                     lane = i % len(lanes)
                     lanes[lane] = column if lanes[lane] is None else lanes[lane] + column
                 total = lanes[0]
-                for lane in lanes[1 : operands[0].shape[-1]]:
+                for lane in lanes[1:]:
                     total = total + lane
                 return total.unsqueeze(-1)
             return values.FUNCTIONS[of.function](*operands).to(kind)
