@@ -25,8 +25,7 @@ class Compiled(Protocol):
     @property
     def executable(self) -> object: ...
 
-    @property
-    def digest(self) -> str: ...
+    digest: str
 
 
 class Agreement:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tessera.ir.dist import Collective, combine, first_place, padded, together
-from tessera.ir.equation import Arg, Equation, Value, map_values
+from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.interp import finish, resolve
 from tessera.ir.placement import Placement, chunk
 from tessera.ir.printer import callable_of
@@ -121,11 +121,11 @@ def _step(eqn: Equation, envs: list[dict[Value, object]], trace: Trace) -> list:
     calls = [_concrete((eqn.args, eqn.kwargs), env, trace) for env in envs]
     if isinstance(eqn.op, Collective):
         return together(eqn.op, [args for args, _ in calls])
+    fn = callable_of(eqn.op)
     if draws(eqn.op, eqn.args, eqn.kwargs):
         args, kwargs = calls[0]
-        out = callable_of(eqn.op)(*args, **kwargs)
-        return [out] * len(envs)
-    return [callable_of(eqn.op)(*args, **kwargs) for args, kwargs in calls]
+        return [fn(*args, **kwargs)] * len(envs)
+    return [fn(*args, **kwargs) for args, kwargs in calls]
 
 
 def _concrete(tree: Arg, env: dict[Value, object], trace: Trace) -> tuple:
@@ -133,7 +133,7 @@ def _concrete(tree: Arg, env: dict[Value, object], trace: Trace) -> tuple:
     for symbol, (v, dim) in trace.symbols.items():
         if v in env:
             symbols[symbol] = env[v] if dim is None else env[v].shape[dim]  # type: ignore[attr-defined]
-    return resolve(map_values(tree, env.__getitem__), symbols)  # type: ignore[return-value]
+    return resolve(tree, env, symbols)
 
 
 def _ranks(trace: Trace) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tessera.ir.mesh import Mesh
-from tessera.transforms.pipelined.known import WORDS, chunks_of, idle_share, schedule
+from tessera.transforms.pipelined.named_schedules import WORDS, chunks_of, idle_share, schedule
 from tessera.transforms.pipelined.schedule import Schedule
 from tessera.util.errors import OptionError
 

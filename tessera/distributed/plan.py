@@ -45,7 +45,7 @@ from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Mark, Placement, parse_splits
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint, size_key
-from tessera.transforms.pipelined.known import WORDS as SCHEDULES
+from tessera.transforms.pipelined.named_schedules import WORDS as SCHEDULES
 from tessera.util.errors import OptionError
 
 DATA = ("ddp", "zero1", "zero2", "zero3", "hsdp", "experts")  # axes that split the batch

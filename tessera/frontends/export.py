@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 
 from tessera.frontends.arguments import Arguments, Leaf, MislaidError, Range, SizeLeaf, TensorLeaf, ValueLeaf
 from tessera.frontends.captured import Captured, capture
@@ -80,15 +80,14 @@ def capture_export(program: ExportedProgram, name: str = "exported", whole_layer
     mode = next((x.fake_mode for x in fakes if hasattr(x, "fake_mode")), None)
     builder = Builder(name, mode)
     run = run_graph(program.graph_module, builder)
-    written = [s.target for s in signature.output_specs if s.kind == OutputKind.BUFFER_MUTATION]
-    targets = {specs[i].target: place for place, i in enumerate(order) if specs[i].kind == InputKind.BUFFER}
+    written = _written([specs[i] for i in order], signature.output_specs)
 
     def call(*inputs: object) -> object:
         placed = [x for _, x in sorted(zip(order, inputs, strict=True), key=lambda pair: pair[0])]
         outs = list(run(*placed))  # type: ignore[call-overload]
-        for target, new in zip(written, outs, strict=False):
-            inputs[targets[target]].copy_(new)  # type: ignore[attr-defined]
-        return outs[len(written) :]
+        for out, place in written.items():
+            inputs[place].copy_(outs[out])  # type: ignore[attr-defined]
+        return [x for i, x in enumerate(outs) if i not in written]
 
     names = [(specs[i].target or nodes[i].name).replace(".", "_") for i in order]
     whole = keep_whole
@@ -109,6 +108,16 @@ def capture_export(program: ExportedProgram, name: str = "exported", whole_layer
     checked = captured.trace.with_(equations=tuple(with_names(eqn, sizes) for eqn in equations))
     captured = replace(captured, trace=checked, requires_grad=grads)
     return Exported(captured, tuple(held), in_spec, out_spec, leaves, ranges, sizes, named)
+
+
+def _written(inputs: list[InputSpec], outputs: list[OutputSpec]) -> dict[int, int]:
+    """Outputs that are what an input becomes, and the places of those inputs: a functional program writes nothing."""
+    users = {spec.arg.name: place for place, spec in enumerate(inputs) if spec.kind == InputKind.USER_INPUT}
+    held = {spec.target: place for place, spec in enumerate(inputs) if spec.kind != InputKind.USER_INPUT}
+    homes = {
+        OutputKind.USER_INPUT_MUTATION: users, OutputKind.BUFFER_MUTATION: held, OutputKind.PARAMETER_MUTATION: held,
+    }  # fmt: skip
+    return {i: homes[spec.kind][spec.target] for i, spec in enumerate(outputs) if spec.kind in homes}  # type: ignore[index]
 
 
 def _steps_unknown(node: torch.fx.Node) -> bool:

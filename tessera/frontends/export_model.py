@@ -14,6 +14,7 @@ from torch.export import Dim, ExportedProgram
 
 from tessera.frontends.export_ranges import Sizes, narrower
 from tessera.frontends.open_loops import rewritten
+from tessera.frontends.recorded_model import RecordedModel, recorded_model
 from tessera.ir.recurrent import RECURRENT
 from tessera.ir.strides import copied
 from tessera.torch_internals import pytree
@@ -32,12 +33,8 @@ def exported_program(
         if args or kwargs or dynamic:
             raise OptionError("an exported program brings its arguments and sizes: expected none beside it")
         return model, ()
-    module = model if isinstance(model, torch.nn.Module) else _Function(model)
-    names = _names(model, len(args))
-    if not isinstance(args, tuple):
-        raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
+    module, names, shapes = _asked(model, args, kwargs, dynamic)
     args, kwargs = _apart(args, kwargs, module)
-    shapes = _dynamic_shapes(dynamic, names, kwargs)
     with iterations() as through:
         try:
             return _exported(module, args, kwargs, shapes, dynamic, strict=False), names
@@ -53,6 +50,26 @@ def exported_program(
         return _exported(module, args, kwargs, shapes, dynamic, strict=True), names
     except Exception:
         raise refusal from refusal.__cause__
+
+
+def recorded_program(
+    model: Callable | ExportedProgram, args: tuple, kwargs: dict, dynamic: object, name: str
+) -> tuple[RecordedModel, tuple[str, ...]] | None:
+    """The same for plain models, without `torch.export`; None where that is needed."""
+    if isinstance(model, ExportedProgram) or kwargs:
+        return None
+    module, names, shapes = _asked(model, args, kwargs, dynamic)
+    recorded = recorded_model(module, args, names, shapes, name)
+    return None if recorded is None else (recorded, names)
+
+
+def _asked(model: Callable, args: tuple, kwargs: dict, dynamic: object) -> tuple[torch.nn.Module, tuple, object]:
+    """The model as a module, the names of its positional arguments, and its sizes as PyTorch wants them."""
+    if not isinstance(args, tuple):
+        raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
+    names = _names(model, len(args))
+    shapes = _dynamic_shapes(dynamic, names, kwargs)
+    return model if isinstance(model, torch.nn.Module) else _Function(model), names, shapes
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tessera.ir.equation import Arg, Equation, Value, map_values
+from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.interp import finish, resolve
 from tessera.ir.printer import callable_of
 from tessera.ir.trace import Trace
@@ -85,7 +85,7 @@ class _Steps:
                 self.symbols[symbol] = held if dim is None else held.shape[dim]  # type: ignore[attr-defined]
 
     def concrete(self, tree: Arg) -> object:
-        return resolve(map_values(tree, self.env.__getitem__), self.symbols)
+        return resolve(tree, self.env, self.symbols)
 
 
 def values_of(trace: Trace, args: Sequence[object], call: Call = plain) -> tuple[list, dict[str, torch.Tensor]]:

@@ -256,7 +256,7 @@ def _collect(tree: Arg, values: list[Value]) -> None:
         for item in tree:  # passes ask this of every equation: do not call for what holds no values
             if type(item) is Value:
                 values.append(item)
-            elif type(item) not in _ATOMS:
+            elif type(item) not in ATOMS:
                 _collect(item, values)
     elif kind is dict:
         for item in tree.values():  # type: ignore[attr-defined]
@@ -265,17 +265,17 @@ def _collect(tree: Arg, values: list[Value]) -> None:
         _collect((tree.start, tree.stop, tree.step), values)  # type: ignore[attr-defined]
 
 
-_ATOMS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+# They hold neither values nor symbolic numbers.
+ATOMS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
 
 
 def map_values(tree: Arg, fn: Callable[[Value], Arg]) -> Arg:
     """The same structure with every Value replaced."""
     if isinstance(tree, Value):
         return fn(tree)
-    if isinstance(tree, tuple):
-        return tuple(map_values(item, fn) for item in tree)
-    if isinstance(tree, list):
-        return [map_values(item, fn) for item in tree]
+    if isinstance(tree, (tuple, list)):
+        items = [item if type(item) in ATOMS else map_values(item, fn) for item in tree]
+        return items if isinstance(tree, list) else tuple(items)
     if isinstance(tree, dict):
         return {key: map_values(item, fn) for key, item in tree.items()}
     if isinstance(tree, slice):
@@ -287,7 +287,7 @@ def substitute(tree: Arg, names: Mapping[Value, Arg]) -> Any:
     """The same structure with some Values replaced."""
     if type(tree) is tuple:  # an equation's arguments: most are values or hold none
         return tuple([
-            names.get(item, item) if type(item) is Value else item if type(item) in _ATOMS else substitute(item, names)
+            names.get(item, item) if type(item) is Value else item if type(item) in ATOMS else substitute(item, names)
             for item in tree
         ])  # fmt: skip
     return map_values(tree, lambda v: names.get(v, v))
@@ -303,7 +303,7 @@ def symbols_in(tree: Arg) -> set[str]:
 def _mention(tree: Arg, symbols: set[str]) -> None:
     if isinstance(tree, (list, tuple)):
         for item in tree:
-            if type(item) is not Value and type(item) not in _ATOMS:
+            if type(item) is not Value and type(item) not in ATOMS:
                 _mention(item, symbols)
     elif isinstance(tree, dict):
         _mention(tuple(tree.values()), symbols)

@@ -7,11 +7,12 @@ been read before the first write, and outputs keep the contents they had before 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
-from tessera.ir.equation import Arg, Value, map_values
+from tessera.ir.equation import ATOMS, Arg, Value
 from tessera.ir.expression import NAMES, expression
 from tessera.ir.printer import callable_of
 from tessera.ir.trace import Trace
@@ -45,7 +46,7 @@ def _run(trace: Trace, args: tuple[object, ...], outer: Symbols) -> list:
                 symbols[symbol] = held if dim is None else held.shape[dim]  # type: ignore[attr-defined]
 
     def concrete(tree: Arg) -> object:
-        return resolve(map_values(tree, env.__getitem__), symbols)
+        return resolve(tree, env, symbols)
 
     define(trace.inputs)
     for eqn in trace.equations:
@@ -70,18 +71,20 @@ def finish(trace: Trace, env: dict[Value, object], concrete: Callable[[Arg], obj
     return outputs
 
 
-def resolve(tree: object, symbols: Symbols) -> object:
-    """The same structure with symbolic numbers computed and sub-traces made callable."""
+def resolve(tree: Arg, env: Mapping[Value, object], symbols: Symbols) -> Any:
+    """The same structure of what `env` holds, with symbolic numbers computed and sub-traces made callable."""
+    if type(tree) is Value:
+        held = env[tree]
+        return number(held, symbols) if isinstance(held, SYMBOLIC) else held
+    if isinstance(tree, (tuple, list)):
+        items = [item if type(item) in ATOMS else resolve(item, env, symbols) for item in tree]
+        return items if isinstance(tree, list) else tuple(items)
+    if isinstance(tree, dict):
+        return {key: resolve(item, env, symbols) for key, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*resolve((tree.start, tree.stop, tree.step), env, symbols))
     if isinstance(tree, SYMBOLIC):
         return number(tree, symbols)
-    if isinstance(tree, tuple):
-        return tuple(resolve(item, symbols) for item in tree)
-    if isinstance(tree, list):
-        return [resolve(item, symbols) for item in tree]
-    if isinstance(tree, dict):
-        return {key: resolve(item, symbols) for key, item in tree.items()}
-    if isinstance(tree, slice):
-        return slice(*(resolve(part, symbols) for part in (tree.start, tree.stop, tree.step)))
     if isinstance(tree, Trace):
         return lambda *args: tuple(_run(tree, args, symbols))
     return tree

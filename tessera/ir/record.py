@@ -19,8 +19,8 @@ import torch
 from tessera.ir import fake, literals
 from tessera.ir.alias import FUNCTIONAL, Ref, Root, View, grad_mode, overwriting
 from tessera.ir.builder import Builder
+from tessera.ir.decided import decided
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
-from tessera.ir.known import known
 from tessera.ir.layouts import laid_as
 from tessera.ir.overlap import check_overlap
 from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, is_view, normalise, schema_of
@@ -156,7 +156,7 @@ class Recorder(TorchDispatchMode):
         unknown = [x for x in asked if isinstance(x, FakeTensor) and x.constant is None]
         try:
             for x in unknown:
-                x.constant = known(self.builder, self.value(x))
+                x.constant = decided(self.builder, self.value(x))
             yield
         finally:
             for x in unknown:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tessera.ir.builder import Builder
@@ -64,8 +64,7 @@ class Rewrite:
 
     def maker(self, v: Arg, *names: str) -> Equation | None:
         """The equation that makes a value, if its operator has one of these names."""
-        eqn = self.makers.get(v) if isinstance(v, Value) else None
-        return eqn if eqn is not None and eqn.opname in names else None
+        return maker_of(self.makers, v, *names)
 
     def reader(self, v: Value) -> Equation | None:
         """The only equation that wants a value."""
@@ -149,6 +148,12 @@ class Rewrite:
             return self.trace
         rewritten = with_equations(self.trace, self.equations, self.renamed)
         return rewritten.with_(constants=self.builder.constants, **changes)
+
+
+def maker_of(makers: Mapping[Value, Equation], v: Arg, *names: str) -> Equation | None:
+    """The equation that makes a value, if its operator has one of these names."""
+    eqn = makers.get(v) if isinstance(v, Value) else None
+    return eqn if eqn is not None and eqn.opname in names else None
 
 
 def replace_each(trace: Trace, wanted: Callable[[Equation], bool], rule: Rule) -> Trace:

@@ -147,12 +147,12 @@ class Writer:
         if isinstance(op, Collective):
             return ["dist", op.name, op.mesh.axes]
         if self.claimed is None:
-            raise Unserial(f"the operator {op!r} was made for one program")
+            raise Unserial(f"the operator {op!r}, which was made for one program")
         return self.claimed(op, self)
 
     def _overload(self, op: OpOverload) -> Data:
         if op.namespace not in NAMESPACES:
-            raise Unserial(f"the operator {op} is another library's")
+            raise Unserial(f"the operator {op}, which is another library's")
         return ["op", op.namespace, op_name(op), overload_name(op)]
 
     # --- arguments ---

@@ -18,17 +18,16 @@ from torch.export import ExportedProgram
 from tessera.distributed.sharding import ask_for, place, sharding_of
 from tessera.frontends.dynamo.blocks import follow_blocks
 from tessera.frontends.dynamo.frames import entry_of
-from tessera.frontends.export import capture_export
 from tessera.frontends.functional.callables import refuse_suspended
 from tessera.func.dispatch import Dispatcher, build
-from tessera.just_in_time.backend import Backend, GraphRecord, Handle
+from tessera.just_in_time.backend import Backend, Handle
 from tessera.just_in_time.compiled import Compiled, compiled_state, wrap
+from tessera.just_in_time.exported import ExportedCall
 from tessera.just_in_time.pipelined import PipelinedCall
 from tessera.just_in_time.sharded import ShardedCall
-from tessera.pipeline.compilation import compile_captured
 from tessera.pipeline.options import Options
 from tessera.runtime.buckets import Buckets, bucketed
-from tessera.torch_internals import dynamo, pytree
+from tessera.torch_internals import dynamo
 from tessera.torch_internals.corrections import correct_dynamo
 from tessera.torch_internals.floats import keep_floats
 from tessera.torch_internals.tracing import trace_without_collection
@@ -128,7 +127,10 @@ def jit(
     if microbatches is not None:
         raise OptionError("microbatches: expected a model that tessera.shard laid out with a pipeline, got another")
     if isinstance(fn, ExportedProgram):
-        return _compiled_export(fn, options, again)
+        backend = Backend(options, strict)
+        call = ExportedCall(fn, backend)
+        call.__tessera__ = Compiled(call, backend, call, again)
+        return call
     refuse_suspended(fn, generators=how == "functional")
     name, names = name_of(fn), argument_names(fn)
     if how == "functional":
@@ -160,27 +162,6 @@ def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> C
     if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all
         options["recompile_limit"] = PROGRAMS  # type: ignore[assignment]
     return torch.compile(entry, backend=Handle(backend), **options)  # type: ignore[call-overload]
-
-
-def _compiled_export(program: ExportedProgram, options: Options, again: Callable) -> Callable:
-    """An exported program is captured already: compile it now, for the sizes it was exported with."""
-    exported = capture_export(program)
-    module = program.module()
-
-    def eager(*inputs: object) -> tuple:
-        args, kwargs = pytree.tree_unflatten(list(inputs[len(exported.held) :]), exported.in_spec)
-        return tuple(pytree.tree_leaves(module(*args, **kwargs)))
-
-    call, compilation = compile_captured(exported.captured, eager, "exported", options)
-
-    def run(*args: object, **kwargs: object) -> object:
-        leaves = exported.flatten(args, kwargs)
-        return module(*args, **kwargs) if leaves is None else exported.pack(call(*exported.held, *leaves))
-
-    backend = Backend(options)
-    backend.graphs.append(GraphRecord("exported", "", compilation))
-    run.__tessera__ = Compiled(run, backend, run, again)  # type: ignore[attr-defined]
-    return run
 
 
 def name_of(fn: Callable) -> str:

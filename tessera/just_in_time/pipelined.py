@@ -39,7 +39,7 @@ from tessera.pipeline.sharded import ShardedRun
 from tessera.pipeline.stage import PROGRAM
 from tessera.pipeline.stored_pipeline import piped_data, read_pipeline, write_pipeline
 from tessera.store.program import Stored
-from tessera.transforms.pipelined.known import in_passes
+from tessera.transforms.pipelined.named_schedules import in_passes
 from tessera.util.errors import OptionError
 
 
@@ -146,7 +146,7 @@ class PipelinedGraph(ShardedGraph):
 
     def restored(self, programs: list[Program], stored: Stored) -> CallExecutable:
         details, reader, left = stored.details, stored.reader, iter(programs)
-        self._digest = details["digest"]
+        self.digest = details["digest"]
         parts = {(kind, stage): next(left) for kind, stage in details["parts"]}
         executable = CallExecutable(read_pipeline(details["pipeline"], reader, self.piped), parts, next(left, None))
         final = (reader.values[n] for n in details["final"])
@@ -154,16 +154,9 @@ class PipelinedGraph(ShardedGraph):
         self.piped.settle(executable.pipeline.held)
         return executable
 
-    @property
-    def digest(self) -> str:
-        if not self._digest:
-            self._digest = pipeline_digest(self.account, self.edits)
-        return self._digest
-
     def through(self, captured: Captured, edits: Edits) -> tuple[CallExecutable, Account]:
         trace, partition = self.distinct()
         run = PipelinedRun(self.name, captured, trace, partition, self.options, self.differentiates, edits)
-        self._digest = ""
         run.go()
         account, pipeline = run.account, cut_run(run, self.forward, self.piped)
         self.piped.settle(pipeline.held)
@@ -172,4 +165,5 @@ class PipelinedGraph(ShardedGraph):
         executable = CallExecutable(pipeline, parts, drawing(pipeline, self.options, account))
         final = run.traces[PROGRAM].outputs if run.kind == run.plain_kind else run.split.forward.outputs
         executable.final = dict(zip(self.forward.distinct, final, strict=False))  # type: ignore[arg-type]
+        self.digest = pipeline_digest(account, edits)
         return executable, account

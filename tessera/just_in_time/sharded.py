@@ -180,7 +180,7 @@ class ShardedGraph(Compilation):
 
     kinds = ("sharded inference", "sharded training")
     shortens = False  # layers are partitioned one after the other
-    _digest = ""  # of the programs, once it was asked for or read
+    digest: str  # of the programs: the same on all ranks
 
     def __init__(
         self,
@@ -207,25 +207,20 @@ class ShardedGraph(Compilation):
         return {**super().details(writer), "digest": self.digest}
 
     def restored(self, programs: list[Program], stored: Stored) -> Executable:
-        self._digest = stored.details["digest"]
+        self.digest = stored.details["digest"]
         return super().restored(programs, stored)
-
-    @property
-    def digest(self) -> str:
-        """The same on all ranks."""
-        if not self._digest:
-            self._digest = digest(self.account, self.edits)
-        return self._digest
 
     def derivative(self, wanted: Wanted, again: bool) -> Derivative:
         raise DoubleBackwardError("expected gradients that are not differentiated again: on a mesh they cannot be yet")
 
     def through(self, captured: Captured, edits: Edits) -> tuple[Executable, Account]:
         trace, partition = self.distinct()
-        run, self._digest = ShardedRun(self.name, captured, trace, partition, self.options, self.grad, edits), ""
+        run = ShardedRun(self.name, captured, trace, partition, self.options, self.grad, edits)
         run.go()
         run.account.programs = run.programs()
-        return self.assemble(run.account.programs, run.ends(), captured), run.account
+        executable = self.assemble(run.account.programs, run.ends(), captured)
+        self.digest = digest(run.account, edits)
+        return executable, run.account
 
     def distinct(self) -> tuple[Trace, Partition]:
         """The program, and where its values lie, with each of the caller's outputs once."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from tessera.machines import toml
 from tessera.machines.spatial import forms
 from tessera.util.errors import MachineError, OptionError
 
@@ -167,10 +168,7 @@ def known(kind: str | None = None) -> tuple[str, ...]:
 
 def read(key: str, text: str) -> Machine:
     """A TOML file, checked. `[device]` has the figures without a dot, the other tables those of their name."""
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise MachineError(f"{key}: expected TOML: {error}") from None
+    data = toml.tables(key, text)
     head: dict[str, str] = {}
     for name in ("name", "kind", "architecture"):
         value = data.pop(name, None)
@@ -206,7 +204,7 @@ def read_json(key: str, text: str) -> Machine:
         data = json.loads(text)
         head = [data["name"], data["kind"], data["architecture"]]
         figures = {name: Figure(float(value), str(source)) for name, (value, source) in data["figures"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
         raise OptionError(f"{key}: expected name, kind, architecture and figures as [value, source]; {why}") from None
     return _checked(Machine(key, *head, figures))
@@ -218,7 +216,7 @@ def _checked(described: Machine) -> Machine:
     for name, figure in described.figures.items():
         if name.partition(".")[0] not in FIGURES:
             raise OptionError(f"{key}: unknown figure {name!r}; the figures are {', '.join(FIGURES)}")
-        if figure.value <= 0 or not figure.source.strip():
+        if not 0 < figure.value < math.inf or not figure.source.strip():
             raise OptionError(f"{key}: expected {name} to be a positive number with a source, got {figure}")
     return described
 

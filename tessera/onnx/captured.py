@@ -16,8 +16,9 @@ from torch.export import ExportedProgram
 
 from tessera.exporters.onnx.graph import as_real
 from tessera.exporters.onnx.program import Program, cleaned
+from tessera.frontends.captured import Captured
 from tessera.frontends.export import capture_export
-from tessera.frontends.export_model import exported_program
+from tessera.frontends.export_model import exported_program, recorded_program
 from tessera.ir.equation import Value
 from tessera.ir.types import ScalarType, TensorType, symbol_of
 from tessera.torch_internals import pytree
@@ -30,32 +31,56 @@ class Leaving:
     feeds: dict[str, torch.Tensor]  # the example arguments, by the names of the inputs
 
 
+@dataclass(frozen=True)
+class _Found:
+    captured: Captured
+    held: list[tuple[str, torch.Tensor]]  # parameters, buffers and constants by name: the first inputs
+    names: tuple[str, ...]  # of the positional arguments
+    spec: pytree.TreeSpec  # of the results
+    example: tuple[tuple, dict] = ((), {})
+
+
 def captured_model(
     model: Callable | ExportedProgram, args: tuple, kwargs: dict, dynamic: Mapping | None, name: str
 ) -> Leaving:
     if hasattr(model, "__tessera_onnx__"):
         return _imported(model, args, kwargs, dynamic)
-    exported, names = exported_program(model, args, kwargs, dynamic)
-    if not args and not kwargs and exported.example_inputs is not None:
-        args, kwargs = exported.example_inputs
-    with torch.no_grad():
-        captured = capture_export(exported, name, whole_layers=True)
-    specs = exported.graph_signature.input_specs
-    held = [spec.target or spec.arg.name for spec in specs if spec.kind.name != "USER_INPUT"]
-    trace = captured.captured.trace
-    trace = cleaned(trace.with_(outputs=trace.outputs[: captured.captured.outputs]))
-    weights = dict(zip(trace.inputs, zip(held, captured.held, strict=True), strict=False))
+    found = _recorded(model, args, kwargs, dynamic, name) or _exported(model, args, kwargs, dynamic, name)
+    if not args and not kwargs:
+        args, kwargs = found.example
+    held, trace = found.held, found.captured.trace
+    trace = cleaned(trace.with_(outputs=trace.outputs[: found.captured.outputs]))
+    weights = dict(zip(trace.inputs, held, strict=False))
     users = trace.inputs[len(held) :]
     leaves = pytree.tree_leaves((args, kwargs))
     bound = {v for symbol, (v, _) in trace.symbols.items() if symbol != v.name}
     inputs = {v: v.name for v in users if _comes_in(v, bound)}
     feeds = {v.name: _tensor(x) for v, x in zip(users, leaves, strict=True) if v in inputs}
-    sizes = _size_names(users, names, args, kwargs, dynamic or {})
-    paths = _paths(captured.out_spec, len(trace.outputs))
+    sizes = _size_names(users, found.names, args, kwargs, dynamic or {})
+    paths = _paths(found.spec, len(trace.outputs))
     outputs = [(path, o) for path, o in zip(paths, trace.outputs, strict=True) if o is not None]
     outputs = [(path, o) for path, o in outputs if not isinstance(o, str)]
     kept = trace.with_(outputs=tuple(o for _, o in outputs))
-    return Leaving(Program(kept, captured.captured.mode, weights, inputs, outputs, sizes), feeds)
+    return Leaving(Program(kept, found.captured.mode, weights, inputs, outputs, sizes), feeds)
+
+
+def _recorded(model: Callable, args: tuple, kwargs: dict, dynamic: Mapping | None, name: str) -> _Found | None:
+    """A plain model is run once; its file is the one that torch.export would lead to, in less time."""
+    found = recorded_program(model, args, kwargs, dynamic, name)
+    if found is None:
+        return None
+    recorded, names = found
+    return _Found(recorded.captured, list(recorded.held.items()), names, recorded.captured.spec)
+
+
+def _exported(model: Callable, args: tuple, kwargs: dict, dynamic: Mapping | None, name: str) -> _Found:
+    exported, names = exported_program(model, args, kwargs, dynamic)
+    with torch.no_grad():
+        captured = capture_export(exported, name, whole_layers=True)
+    specs = exported.graph_signature.input_specs
+    held = [spec.target or spec.arg.name for spec in specs if spec.kind.name != "USER_INPUT"]
+    pairs = list(zip(held, captured.held, strict=True))
+    return _Found(captured.captured, pairs, names, captured.out_spec, exported.example_inputs or ((), {}))
 
 
 def _imported(net: Any, args: tuple, kwargs: dict, dynamic: Mapping | None) -> Leaving:

@@ -18,47 +18,67 @@ from torch import Tensor
 TILE = 64  # keys at a time
 SPLIT, MOST_PARTS = 256, 32  # keys a part has at least; longer sequences have longer parts
 ROWS = 64  # queries times heads of a tile
-WARPS, STAGES = 4, 2  # of a sequence with one new token
+WARPS, STAGES = 4, 2
 # Of sequences with several: keys a part has at least, the most parts, and programs that are enough. That is eight times
 # what runs side by side on 132 multiprocessors, so that the last ones of all cost an eighth at most.
 MANY_SPLIT, MANY_PARTS, ENOUGH = 1024, 8, 2048
 
 
 @triton.jit
-def _walk(
-    q, at, first, last, table, keys, values, page_k, slot_k, page_v, slot_v, scale, window, softcap,
-    ROWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
-    VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+def _add(
+    q, at, start, last, sums, weight, top, table, keys, values, page_k, slot_k, page_v, slot_v, scale, window, softcap,
+    SIZE: tl.constexpr, TILE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Rows of queries at positions `at` over the keys from `first` to `last`: sums, their weight and the top score."""
-    d, dv = tl.arange(0, D), tl.arange(0, DV)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
-    sums = tl.zeros([ROWS, DV], tl.float32)
-    for start in range(first, last, TILE):
-        where = start + tl.arange(0, TILE)
-        inside = where < last
-        page = tl.load(table + where // SIZE, mask=inside, other=0).to(tl.int64)
-        k_at = keys + (page * page_k + (where % SIZE) * slot_k)[None, :] + d[:, None]
-        k = tl.load(k_at, mask=inside[None, :] & (d < HEAD)[:, None], other=0.0).to(q.dtype)
-        scores = tl.dot(q, k, input_precision="ieee") * scale
-        if SOFTCAP:
-            turned = tl.exp(-2.0 * tl.abs(scores) / softcap)
-            tanh = (1.0 - turned) / (1.0 + turned)
-            scores = softcap * tl.where(scores < 0, -tanh, tanh)
+    """One tile of keys more. Without MASKED every row sees all of them."""
+    where, d, dv = start + tl.arange(0, TILE), tl.arange(0, D), tl.arange(0, DV)
+    inside = where < last if MASKED else where >= 0
+    page = tl.load(table + where // SIZE, mask=inside, other=0).to(tl.int64)
+    k_at = keys + (page * page_k + (where % SIZE) * slot_k)[None, :] + d[:, None]
+    k = tl.load(k_at, mask=inside[None, :] & (d < HEAD)[:, None], other=0.0).to(q.dtype)
+    scores = tl.dot(q, k, input_precision="ieee") * scale
+    if SOFTCAP:
+        turned = tl.exp(-2.0 * tl.abs(scores) / softcap)
+        tanh = (1.0 - turned) / (1.0 + turned)
+        scores = softcap * tl.where(scores < 0, -tanh, tanh)
+    scores *= 1.4426950408889634  # powers of 2 from here on
+    if MASKED:
         seen = inside[None, :] & (where[None, :] <= at[:, None])
         if WINDOW:
             seen = seen & (where[None, :] > at[:, None] - window)
-        scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))  # powers of 2 from here on
-        higher = tl.maximum(top, tl.max(scores, 1))
-        level = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
-        share = tl.exp2(scores - level[:, None])
-        shrink = tl.exp2(top - level)
-        v_at = values + (page * page_v + (where % SIZE) * slot_v)[:, None] + dv[None, :]
-        v = tl.load(v_at, mask=inside[:, None] & (dv < VALUE)[None, :], other=0.0).to(q.dtype)
-        weight = weight * shrink + tl.sum(share, 1)
-        sums = sums * shrink[:, None] + tl.dot(share.to(q.dtype), v, input_precision="ieee")
-        top = higher
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    level = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher  # a row that has seen nothing yet
+    share = tl.exp2(scores - level[:, None])
+    shrink = tl.exp2(top - level)
+    v_at = values + (page * page_v + (where % SIZE) * slot_v)[:, None] + dv[None, :]
+    v = tl.load(v_at, mask=inside[:, None] & (dv < VALUE)[None, :], other=0.0).to(q.dtype)
+    weight = weight * shrink + tl.sum(share, 1)
+    sums = sums * shrink[:, None] + tl.dot(share.to(q.dtype), v, input_precision="ieee")
+    return sums, weight, higher
+
+
+@triton.jit
+def _walk(
+    q, at, first, whole, last, table, keys, values, page_k, slot_k, page_v, slot_v, scale, window, softcap,
+    ROWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+    VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """Rows of queries at positions `at` over the keys from `first` to `last`, of which every row sees those before
+    `whole`: sums, their weight and the top score."""
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, DV], tl.float32)
+    for start in range(first, whole, TILE):
+        sums, weight, top = _add(
+            q, at, start, last, sums, weight, top, table, keys, values, page_k, slot_k, page_v, slot_v, scale, window,
+            softcap, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP, False,
+        )  # fmt: skip
+    for start in range(whole, last, TILE):
+        sums, weight, top = _add(
+            q, at, start, last, sums, weight, top, table, keys, values, page_k, slot_k, page_v, slot_v, scale, window,
+            softcap, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP, True,
+        )  # fmt: skip
     return sums, weight, top
 
 
@@ -70,6 +90,14 @@ def _part(length, window, WINDOW: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.co
         begin = tl.maximum(0, length - window) // TILE * TILE
     each = tl.cdiv(tl.cdiv(length - begin, MOST), TILE) * TILE
     return begin, tl.maximum(each, SPLIT)
+
+
+@triton.jit
+def _keep(sums, tops, place, mine, total, weight, top, DV: tl.constexpr):
+    """What one part of the keys gave to each row, for `combine` and `combine_many`."""
+    tl.store(sums + place[:, None] * DV + tl.arange(0, DV)[None, :], total, mask=mine[:, None])
+    tl.store(tops + place * 2, top, mask=mine)
+    tl.store(tops + place * 2 + 1, weight, mask=mine)
 
 
 @triton.jit
@@ -96,7 +124,7 @@ def attend_one(
     given = tl.load(q_at, mask=mine[:, None] & (d < HEAD)[None, :], other=0.0)
     at = tl.zeros([ROWS], tl.int32) + (length - 1)
     total, weight, top = _walk(
-        given, at, first, tl.minimum(first + each, length), tables + sequence * columns,
+        given, at, first, first, tl.minimum(first + each, length), tables + sequence * columns,
         keys + kv * head_k, values + kv * head_v, page_k, slot_k, page_v, slot_v, scale, window, softcap,
         ROWS, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP,
     )  # fmt: skip
@@ -105,9 +133,7 @@ def attend_one(
         tl.store(y_at, total / weight[:, None], mask=mine[:, None] & (dv < VALUE)[None, :])
     else:
         place = (sequence.to(tl.int64) * heads + kv * GROUP + row) * parts + part
-        tl.store(sums + place[:, None] * DV + dv[None, :], total, mask=mine[:, None])
-        tl.store(tops + place * 2, top, mask=mine)
-        tl.store(tops + place * 2 + 1, weight, mask=mine)
+        _keep(sums, tops, place, mine, total, weight, top, DV)
 
 
 @triton.jit
@@ -183,8 +209,14 @@ def attend_many(
         return
     q_at = q + (token * token_q + head * head_q)[:, None] + d[None, :]
     given = tl.load(q_at, mask=mine[:, None] & (d < HEAD)[None, :], other=0.0)
+    whole = first
+    if (
+        not ALL and not WINDOW
+    ):  # with ALL every key goes the same way, so that sums do not depend on how a prompt was cut
+        lowest = tl.min(tl.where(mine, at, last), 0)
+        whole += tl.maximum(0, tl.minimum(last, lowest + 1) - first) // TILE * TILE
     total, weight, top = _walk(
-        given, at, first, last, tables + sequence * columns, keys + kv * head_k, values + kv * head_v,
+        given, at, first, whole, last, tables + sequence * columns, keys + kv * head_k, values + kv * head_v,
         page_k, slot_k, page_v, slot_v, scale, window, softcap,
         ROWS, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP,
     )  # fmt: skip
@@ -193,9 +225,7 @@ def attend_many(
         tl.store(y_at, total / tl.where(mine, weight, 1.0)[:, None], mask=mine[:, None] & (dv < VALUE)[None, :])
     else:
         place = (token.to(tl.int64) * heads + head) * parts + part
-        tl.store(sums + place[:, None] * DV + dv[None, :], total, mask=mine[:, None])
-        tl.store(tops + place * 2, top, mask=mine)
-        tl.store(tops + place * 2 + 1, weight, mask=mine)
+        _keep(sums, tops, place, mine, total, weight, top, DV)
 
 
 @triton.jit
@@ -278,8 +308,8 @@ def paged_attention(
         scratch = _scratch(tokens * heads * parts if parts > 1 else 0, shape["DV"], q.device)
         attend_many[(tiles, groups, parts)](
             *tensors, *scratch, *settings, *numbers, parts, sequences,
-            GROUP=group, SHARE=share, ROWS=rows, ALL=single, SPLIT=MANY_SPLIT, **shape, num_warps=4,
-            num_stages=2,
+            GROUP=group, SHARE=share, ROWS=rows, ALL=single, SPLIT=MANY_SPLIT, **shape, num_warps=WARPS,
+            num_stages=STAGES,
         )  # fmt: skip
         if parts > 1:
             combine_many[(tiles, heads)](

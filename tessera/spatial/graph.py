@@ -44,6 +44,11 @@ def functions(tree: Tree) -> Iterator[str]:
             yield from functions(a)
 
 
+def depth(tree: Tree) -> int:
+    """How many functions stand over each other."""
+    return 1 + max(map(depth, tree.args), default=0) if isinstance(tree, Apply) else 0
+
+
 def reduces(tree: Tree) -> bool:
     return any(fn in REDUCTIONS for fn in functions(tree))
 

@@ -184,7 +184,7 @@ class Placement:
             self.known_rectangles[m] = rectangles(m)
         return self.known_rectangles[m]
 
-    def fetch(self, core: Core, m: Map, turned: bool, dtype: torch.dtype | None = None) -> Part:
+    def fetch(self, core: Core, m: Map, turned: bool, dtype: torch.dtype) -> Part:
         """What a map says, on a core: where it lies there already, a part of that; otherwise a new tile. Zeros alone
         are of the type that is given."""
         key = (core, m, turned, self.turn if self.is_streamed(m) else 0, None if m.homes else dtype)
@@ -258,7 +258,7 @@ class Placement:
         cycles = sum(part.nbytes for part, _, _ in moves) / self.machine.link.width
         return self.add(tile, "link", cycles, when)
 
-    def hold(self, core: Core, m: Map, turned: bool, dtype: torch.dtype | None = None) -> Part:
+    def hold(self, core: Core, m: Map, turned: bool, dtype: torch.dtype) -> Part:
         """Weights as a tile reads them, arranged ahead of time."""
         stored = self.loaded if self.is_streamed(m) else self.held_part
         alone = self.rectangles(m) if len(m.pieces) == 1 else []
@@ -349,9 +349,9 @@ def _spans(cores: list[Core]) -> dict[int, slice]:
     return spans
 
 
-def arranged(m: Map, constants: Mapping[str, Constant], dtype: torch.dtype | None = None) -> torch.Tensor:
+def arranged(m: Map, constants: Mapping[str, Constant], dtype: torch.dtype) -> torch.Tensor:
     """Constants, by the names of their homes, as a map has them; zeros alone are of the type that is given."""
-    out = torch.zeros(m.shape, dtype=m.homes[0].dtype if m.homes else dtype or torch.float32)
+    out = torch.zeros(m.shape, dtype=m.homes[0].dtype if m.homes else dtype)
     for p in m.pieces:
         if p.home is not None:
             out[tuple(slice(*e) for e in p.box)] = _elements(constants[p.home.name].data, p)

@@ -251,7 +251,7 @@ class Tiling:
                 cycles = durations.expression(self.machine, node.tree, elements)
                 wanted = self.on.cores[(i * (len(columns) - 1) + j) * len(self.on.cores) // blocks_in_all]
                 core, when = self.on.choose(maps, cycles, "vector", at=self.on.stays(maps) or wanted)
-                dtypes = [o.homes[0].dtype if o.homes else None for o in node.operands]
+                dtypes = [o.homes[0].dtype if o.homes else home.dtype for o in node.operands]
                 operands = [self.on.fetch(core, m, False, of) for m, of in zip(maps, dtypes, strict=True)]
                 name = self.on.fresh(home, i, j, len(rows) - 1, len(columns) - 1)
                 wide = right - left
@@ -298,8 +298,8 @@ class Tiling:
             large = self.on.is_held(columns_of) and 16 * columns_of.size * home.dtype.itemsize > self.machine.sram.size
             core, when = self.on.choose([columns_of, index], cycles, "copy", at=self.on.emptiest() if large else None)
             read = (
-                self.on.whole(self.on.fetch(core, columns_of, False)),
-                self.on.whole(self.on.fetch(core, index, False)),
+                self.on.whole(self.on.fetch(core, columns_of, False, home.dtype)),
+                self.on.whole(self.on.fetch(core, index, False, torch.int64)),
             )
             name = self.on.fresh(home, 0, j, 1, len(columns) - 1)
             tile = Gathered(name, home.dtype, home.rows, right - left, core, *read, source=home.source, home=home.name)
@@ -324,8 +324,9 @@ class Tiling:
         row: list[Tile] = []
         for j, tile in enumerate(before.tiles[0]):
             left, right = before.columns[j], before.columns[j + 1]
-            index = self.on.whole(self.on.fetch(tile.core, node.index, False))
-            values = self.on.fetch(tile.core, node.rows.block((0, node.rows.shape[0]), (left, right)), False)
+            index = self.on.whole(self.on.fetch(tile.core, node.index, False, torch.int64))
+            rows = node.rows.block((0, node.rows.shape[0]), (left, right))
+            values = self.on.fetch(tile.core, rows, False, home.dtype)
             name = self.on.fresh(home, 0, j, 1, len(before.columns) - 1)
             after = Scattered(name, home.dtype, tile.rows, tile.columns, tile.core, tile.whole, index, values,
                               source=home.source, home=home.name)  # fmt: skip
@@ -352,12 +353,15 @@ class Tiling:
         blocks = self.left(node)
         for i, (top, bottom) in enumerate(zip(blocks.rows[:-1], blocks.rows[1:], strict=True)):
             tile = blocks.tiles[i][0]
-            part = self.on.fetch(tile.core, node.value.block((top, bottom), (0, node.home.columns)), False)
+            value = node.value.block((top, bottom), (0, node.home.columns))
+            part = self.on.fetch(tile.core, value, False, tile.dtype)
             kept = Kept(tile.name, tile.dtype, tile.rows, tile.columns, tile.core, [(part, 0, 0)], tile, home=tile.home)
             self.on.add(kept, "copy", part.nbytes / self.machine.sram.width, self.on.done[part.tile])
 
     def output(self, name: str, dtype: torch.dtype, m: Map) -> None:
         """Pieces of the output, each by way of a core with a host port."""
+        if not m.size:
+            return
         rows = cut(m.shape[0], cuts.block_parts(m.shape[0], m.shape[1], dtype.itemsize, self.effort))
         for top, bottom in zip(rows[:-1], rows[1:], strict=True):
             block = m.block((top, bottom), (0, m.shape[1]))
@@ -365,7 +369,7 @@ class Tiling:
                 for source, (a, b, c, d) in self.split(r):
                     self.on.on_chip(None if source is None else source.chip)
                     core = self.way_out(source, (b - a) * (d - c) * dtype.itemsize)
-                    part = self.on.fetch(core, block.block((a, b), (c, d)), False)
+                    part = self.on.fetch(core, block.block((a, b), (c, d)), False, dtype)
                     self.given.append(Given(name, (top + a, top + b, c, d), part))
 
     def way_out(self, source: Core | None, nbytes: int) -> Core:

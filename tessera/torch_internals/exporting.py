@@ -8,10 +8,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType
+from typing import Any, NoReturn
 
 import torch
 
 from tessera.torch_internals.lookup import owner_of, symbol
+from tessera.util.errors import CaptureError
 from tessera.util.files import PACKAGE
 
 _WHY = "the lines of functions that are exported"
@@ -39,18 +41,17 @@ def every_line() -> Iterator[None]:
 def _lines(tracer: object, frames: traceback.StackSummary) -> traceback.StackSummary:
     """Lines of the program, and of PyTorch's own modules; what is above the last of torch.export's called it."""
     above = max((i for i, frame in enumerate(frames) if frame.filename.startswith(_EXPORT)), default=-1)
-    return traceback.StackSummary.from_list([f for f in frames[above + 1 :] if _is_program(f)])
+    return traceback.StackSummary.from_list([f for f in frames[above + 1 :] if is_program(f.filename, f.name)])
 
 
-def _is_program(frame: traceback.FrameSummary) -> bool:
-    if frame.filename.startswith(_LAYERS):
-        return frame.name == "forward"
-    return not frame.filename.startswith(_LIBRARIES)
+def is_program(file: str, function: str) -> bool:
+    """Whether this is a line of the program, or of one of PyTorch's own modules."""
+    return function == "forward" if file.startswith(_LAYERS) else not file.startswith(_LIBRARIES)
 
 
 def line_at_fault(error: BaseException) -> str:
     """The innermost line of the program on the way to an error."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_program(f)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_program(f.filename, f.name)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
 
 
@@ -93,3 +94,28 @@ def iterations() -> Iterator[set[CodeType]]:
         yield seen
     finally:
         torch.SymInt.__index__, torch.Tensor.__iter__ = index, through  # type: ignore[method-assign]
+
+
+def fake_arguments(module: torch.nn.Module, args: tuple, shapes: object) -> tuple[Any, list]:
+    """A mode, and the arguments as fake tensors of it, with the sizes that `torch.export` would give them."""
+    mode, fakes, *_ = symbol(
+        "torch._export.non_strict_utils.make_fake_inputs", "sizes of what is exported without torch.export"
+    )(module, args, {}, shapes)
+    return mode, list(fakes)
+
+
+@contextmanager
+def as_if_exported() -> Iterator[None]:
+    """While inside, programs that ask whether they are being exported hear that they are. Operators over functions,
+    which TorchDynamo would trace, are refused before it begins: it remembers what it traced under other modes."""
+    compiles = torch.compile
+    torch.compile = _refuse
+    try:
+        with symbol("torch._export.utils._compiling_state_context", "programs that ask whether they are exported")():
+            yield
+    finally:
+        torch.compile = compiles
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise CaptureError("TorchDynamo is asked to trace a function")

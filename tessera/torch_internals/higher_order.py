@@ -30,3 +30,11 @@ flex_attention = symbol("torch._higher_order_ops.flex_attention.flex_attention",
 TensorIndices = symbol(
     "torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex", "indices in a score_mod of flex_attention"
 )
+# What functional programs hold in the place of an operator that writes: a call on copies, which gives these too.
+_FUNCTIONALIZED = "torch._higher_order_ops.auto_functionalize.auto_functionalized"
+CALLS_ON_COPIES = {
+    symbol(f"{_FUNCTIONALIZED}{version}", "exported programs with operators that write"): symbol(
+        f"{_FUNCTIONALIZED}{version}_dense", "exported programs with operators that write"
+    )
+    for version in ("", "_v2")
+}

@@ -137,24 +137,17 @@ class PipelinedCompilation(ShardedCompilation):
 
     def restored(self, programs: list[Program], stored: Stored) -> PipelineExecutable:  # type: ignore[override]
         details, reader = stored.details, stored.reader
-        self._digest, self.places, self.results = details["digest"], details["places"], details["results"]
+        self.digest, self.places, self.results = details["digest"], details["places"], details["results"]
         pipeline, left = read_pipeline(details["pipeline"], reader, self.piped), iter(programs)
         parts = {(kind, stage): next(left) for kind, stage in details["parts"]}
         draws, counts, self.norms, self.update = (next(left) if there else None for there in details["more"])
         self.update_extras, self.written = read_extras(details["extras"], reader), details["written"]
         return PipelineExecutable(pipeline, parts, draws, counts)
 
-    @property
-    def digest(self) -> str:
-        if not self._digest:
-            self._digest = pipeline_digest(self.account, self.edits)
-        return self._digest
-
     # --- compiled ---
 
     def through(self, captured: Captured, edits: Edits) -> tuple[PipelineExecutable, Account]:  # type: ignore[override]
         run = self.run = PipelinedRun(self, captured, edits)
-        self._digest = ""
         run.go()
         pipeline = cut_run(run, self.forward, self.piped)
         self.with_grads = list(named_grads(pipeline))
@@ -167,6 +160,7 @@ class PipelinedCompilation(ShardedCompilation):
         self.update_of(self.own, run.account)
         outputs = run.split.forward.outputs[: self.forward.results]
         self.places, self.results = [run.results.index(v) for v in outputs], len(run.results)
+        self.digest = pipeline_digest(run.account, edits)
         return PipelineExecutable(pipeline, parts, draws, counts), run.account
 
     def plan_of(self, names: list[str]) -> None:

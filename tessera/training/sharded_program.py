@@ -154,7 +154,7 @@ class ShardedCompilation(StepProgram):
     with_grads: list[str]
     places: list[int]  # of each output of the loss, its place among what the program gives
     results: int  # how many of those there are; then come gradients
-    _digest = ""  # of the programs, once it was asked for or read
+    digest: str  # of the programs: the same on all ranks
 
     def __init__(
         self, name: str, forward: Forward, partition: Partition, lies: Lies, recipe: Recipe, options: Options
@@ -213,25 +213,20 @@ class ShardedCompilation(StepProgram):
 
     def restored(self, programs: list[Program], stored: Stored) -> StepExecutable:
         details = stored.details
-        self.places, self.results, self._digest = details["places"], details["results"], details["digest"]
+        self.places, self.results, self.digest = details["places"], details["results"], details["digest"]
         ends = Ends(Layout(()), None, tuple(details["written"]))
         return StepExecutable(programs, ends, self.options, read_extras(details["extras"], stored.reader))
 
-    @property
-    def digest(self) -> str:
-        """The same on all ranks."""
-        if not self._digest:
-            self._digest = digest(self.account, self.edits)
-        return self._digest
-
     def through(self, captured: Captured, edits: Edits) -> tuple[StepExecutable, Account]:
-        run, self._digest = ShardedStepRun(self, captured, edits), ""
+        run = ShardedStepRun(self, captured, edits)
         run.go()
         run.account.programs = run.programs()
         self.plan, self.with_grads = run.plan, run.with_grads
         outputs = run.split.forward.outputs[: self.forward.results]
         self.places, self.results = [run.results.index(v) for v in outputs], len(run.results)
-        return StepExecutable(run.account.programs, run.ends(), self.options, run.extras), run.account
+        executable = StepExecutable(run.account.programs, run.ends(), self.options, run.extras)
+        self.digest = digest(run.account, edits)
+        return executable, run.account
 
     def outputs(self, out: Sequence[object]) -> list:
         """What the loss gave, of what the program gave."""

@@ -19,7 +19,7 @@ import tessera
 from tessera.distributed import in_step
 from tessera.distributed.plan import DATA
 from tessera.ir.verify import verify
-from tessera.transforms.pipelined.known import WORDS as SCHEDULES
+from tessera.transforms.pipelined.named_schedules import WORDS as SCHEDULES
 
 
 class Programs(dict):

@@ -39,7 +39,7 @@ class Case:
     loss: object = token_loss
     optimizer: str = "adam"
     clip: float | None = None
-    rows: tuple[int, ...] = (4, 4, 4)  # of the batches
+    rows: tuple[int, ...] = (4, 4)  # of the batches: the second step begins with the state of the first
     options: dict = field(default_factory=dict)
     tolerance: float = 1e-11
 
@@ -62,8 +62,6 @@ def case_of(word: str, feature: str) -> Case:
             case.options = {"memory_budget": 2000}
         case "autocast":  # ranks round elsewhere; tables and norms stay in float32
             case.model, case.loss, case.optimizer, case.tolerance = case.model.float(), autocast_loss, "sgd", 5e-2
-            case.rows = 4, 4
-            case.rows = 4, 4
         case "frozen":
             for name, p in case.model.named_parameters():
                 p.requires_grad_(not name.startswith("words") and "down" not in name and ".n1." not in name)

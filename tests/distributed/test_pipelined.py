@@ -21,7 +21,7 @@ from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.pipeline.parts import in_order_of_use
 from tessera.transforms.pipelined.cut import Part, cut
-from tessera.transforms.pipelined.known import WORDS, schedule
+from tessera.transforms.pipelined.named_schedules import WORDS, schedule
 from tessera.transforms.pipelined.orders import Expect, Send, Take, orders, prove
 from tessera.transforms.pipelined.schedule import Schedule
 from tessera.transforms.shard.joint import Partition, shard_joint

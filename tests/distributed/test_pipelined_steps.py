@@ -17,10 +17,10 @@ from torch import Tensor
 
 import tessera
 from tessera.distributed.weights import local_of
-from tessera.transforms.pipelined.known import WORDS
+from tessera.transforms.pipelined.named_schedules import WORDS
 from tessera.util.errors import OptionError
 
-STEPS = 3
+STEPS = 2
 MODELS = {"gpt": GPT, "llama": Llama}
 
 

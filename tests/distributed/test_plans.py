@@ -13,7 +13,7 @@ from tessera.ir.dist import bytes_sent, exchange_of
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
 
-STEPS = 3
+STEPS = 2
 MODELS = {
     "gpt": (GPT, token_loss, token_batches),
     "llama": (Llama, token_loss, token_batches),

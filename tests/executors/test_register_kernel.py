@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from interpreted import run_interpreted
 
 import tessera
 from tessera.executors.kernels import register_kernel
@@ -211,11 +209,11 @@ def test_reach() -> None:
 def test_the_example_runs(tmp_path: Path) -> None:
     """Its Triton kernel in Triton's interpreter, in a process of its own: that is decided when Triton is imported."""
     pytest.importorskip("triton")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TESSERA_STRICT": "1", "TESSERA_CACHE": str(tmp_path)}
-    command = [sys.executable, str(ROOT / "examples" / "custom_kernel.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "torch.ops.example.scaled_add(swish, y, 0.5)" in done.stdout and "both kernels agree" in done.stdout
+    example = str(ROOT / "examples" / "custom_kernel.py")
+    run = f"runpy.run_path({example!r}, run_name='__main__')"
+    (tmp_path / "strictly.py").write_text(f"import runpy, tessera\nwith tessera.override(strict=True):\n    {run}\n")
+    printed = run_interpreted(tmp_path / "strictly.py", TESSERA_CACHE=str(tmp_path))
+    assert "torch.ops.example.scaled_add(swish, y, 0.5)" in printed and "both kernels agree" in printed
 
 
 def scaled(x, y, out, factor, n, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201, F821

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, ExportedProgram, export
 from torch.testing import assert_close
 
@@ -45,6 +46,33 @@ def writes(m: Model, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return m.linear(x) * y[:, None], y
 
 
+def writes_what_it_holds(m: Model, x: Tensor, calls: Tensor) -> Tensor:
+    """An argument is called as a buffer is."""
+    with torch.no_grad():
+        m.linear.bias.mul_(2)
+    m.calls.sub_(1)
+    calls.add_(m.calls)
+    return m.linear(x) * calls
+
+
+@torch.library.custom_op("exported_tests::bump", mutates_args=("x", "y"))
+def bump(x: Tensor, y: Tensor, by: int) -> Tensor:
+    x.add_(by)
+    y.mul_(by)
+    return x + y
+
+
+@bump.register_fake
+def _(x: Tensor, y: Tensor, by: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+def operator_that_writes(m: Model, x: Tensor) -> Tensor:
+    part = x[:, 0].clone()
+    with torch.no_grad():
+        return m.linear(x) * bump(m.calls, part[1:2].view(()), 3) + part.sum()
+
+
 def modes(m: Model, x: Tensor) -> Tensor:
     with torch.no_grad():
         fixed = m.linear(x)
@@ -77,6 +105,8 @@ PROGRAMS: dict[str, tuple[Callable, tuple, dict]] = {
     "table": (lambda m, x: m.linear(x).relu() + m.table, (X,), {}),
     "counts": (counts, (X,), {}),
     "writes": (writes, (X, torch.ones(3)), {}),
+    "writes what it holds": (writes_what_it_holds, (X, torch.ones(())), {}),
+    "an operator that writes": (operator_that_writes, (X,), {}),
     "modes": (modes, (X,), {}),
     "chooses": (chooses, (X + 1,), {}),
     "nested": (nested, *TREE),
@@ -135,9 +165,49 @@ def test_a_program_from_a_file_and_its_gradients() -> None:
     assert_close(got, observed(eager, list(eager.parameters())))
 
 
-def test_a_program_in_core_operators() -> None:
-    program = exported(lambda m, x: m.norm(m.linear(x)).softmax(-1), (X,)).run_decompositions()
-    same_as_eager(tessera.jit(program), program.module(), (X,), {})
+def test_gradients_follow_the_call() -> None:
+    """Of arguments and of weights, in the grad mode and with the flags that hold when the program is called."""
+    program = exported(lambda m, x: m.linear(x).relu(), (X,))
+    with torch.no_grad():
+        fast = tessera.jit(program)
+    weights, eager = list(program.parameters())[:2], program.module()
+    x = X.clone().requires_grad_()
+    for flag in (True, False):
+        weights[0].requires_grad_(flag)
+        wanted = [t for t in (x, *weights) if t.requires_grad]
+        got, want = (torch.autograd.grad(call(x).square().sum(), wanted) for call in (fast, eager))
+        assert_close(got, want)
+    with torch.no_grad():
+        assert not fast(x).requires_grad
+    weights[1].requires_grad_(False)
+    assert not fast(X).requires_grad and fast(x).requires_grad
+
+
+def test_what_has_no_derivative_runs_as_pytorch_runs_it() -> None:
+    def turns(m: Model, x: Tensor) -> Tensor:
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, m.linear(x)), (torch.tensor(0), x))[1]
+
+    program = exported(turns, (X,))
+    with override(strict=False), pytest.warns(UserWarning, match="runs it eagerly"):
+        fast = tessera.jit(program)
+    assert "while_loop" in tessera.explain(fast).eager[0].eager_reason
+    same_as_eager(fast, program.module(), (X,), {})
+    with torch.no_grad():
+        assert_close(fast(X), program.module()(X))
+    assert len(tessera.explain(fast).graphs) == 2 and len(tessera.explain(fast).eager) == 1
+
+
+@pytest.mark.parametrize("name", sorted({*PROGRAMS} - {"known at run time"}))
+def test_a_program_in_core_operators(name: str) -> None:
+    """Functional: what it writes, to buffers, parameters and arguments, is given as further results."""
+    torch._dynamo.reset()
+    how, args, kwargs = PROGRAMS[name]
+    program, other = (exported(how, args, kwargs).run_decompositions() for _ in range(2))
+    # PyTorch loses the no_grad around a write to a parameter on the way.
+    with torch.set_grad_enabled(how is not writes_what_it_holds):
+        fast, eager = tessera.jit(program), other.module()
+        for _ in range(2):
+            same_as_eager(fast, eager, args, kwargs)
 
 
 def test_every_size_of_the_range() -> None:

@@ -106,10 +106,10 @@ LOOPS = [appended, looked_at, concatenated, stored, last_value, rows, listed, co
 @pytest.mark.parametrize("fn", LOOPS, ids=[getattr(fn, "__name__", "cell") for fn in LOOPS])
 def test_every_length(fn: Callable) -> None:
     torch.manual_seed(0)
-    program = tessera.to_exported(fn, (torch.randn(3, 5, 4),), dynamic=DYNAMIC)
-    for shape in ((3, 5, 4), (2, 9, 4), (4, 3, 4)):
+    program = tessera.to_exported(fn, (torch.randn(3, 5, 4),), dynamic=DYNAMIC).module()
+    for shape in ((2, 9, 4), (4, 3, 4)):  # PyTorch compiles a scan anew in every call
         x = torch.randn(shape)
-        torch.testing.assert_close(program.module()(x), fn(x))
+        torch.testing.assert_close(program(x), fn(x))
 
 
 def test_onnx(tmp_path) -> None:

@@ -81,6 +81,10 @@ class Scale(torch.autograd.Function):
     def backward(ctx, g: Tensor) -> tuple:  # noqa: ANN001
         return g * (ctx.k + 1), None
 
+    @staticmethod
+    def plain(x: Tensor, k: float) -> Tensor:
+        return x * k
+
 
 class Gate(torch.autograd.Function):
     """Saves tensors, gives two results of which one has no gradient, and asks what is needed."""
@@ -97,6 +101,10 @@ class Gate(torch.autograd.Function):
         x, y = ctx.saved_tensors
         s = torch.sigmoid(y)
         return (g * s if ctx.needs_input_grad[0] else None), (g * x * s * (1 - s) if ctx.needs_input_grad[1] else None)
+
+    @staticmethod
+    def plain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x * torch.sigmoid(y), (x > 0).to(x.dtype)
 
 
 class Cube(torch.autograd.Function):
@@ -116,6 +124,10 @@ class Cube(torch.autograd.Function):
     def backward(ctx, g: Tensor, h: Tensor) -> Tensor:  # noqa: ANN001
         x, twice = ctx.saved_tensors
         return g * x * twice + h
+
+    @staticmethod
+    def plain(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x**3, x * 2
 
 
 class Over(torch.autograd.Function):

@@ -31,7 +31,7 @@ def check_programs(seeds: range, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("functional", 60), ("jit", 40), ("tile", 12), ("backend", 8), ("transform", 20), ("train", 10)]
+    ("kind", "count"), [("functional", 40), ("jit", 25), ("tile", 8), ("backend", 6), ("transform", 14), ("train", 7)]
 )
 def test_programs(kind: str, count: int) -> None:
     check_programs(range(count), kind)
@@ -185,6 +185,46 @@ def scenario():
     backward(out, 1)
     see(x=x)
 """
+MAKES_ZEROS = """
+def program(x, y):
+    x.mul_(2)
+    return y * 3
+def scenario():
+    f = compiled(program)
+    x, y = t(3, seed=1).requires_grad_(), t(3, seed=2).requires_grad_()
+    backward(f(Scale.apply(x, 0.5), y))
+    see(x=x)
+"""
+HIDES_A_WRITE = """
+def program(x, w):
+    v = x.data
+    out = v * w
+    x.copy_(v.exp())
+    return out
+def scenario():
+    f = compiled(program)
+    x, w = t(3, seed=1).requires_grad_() * 1, t(3, seed=2).requires_grad_()
+    backward(f(x, w))
+    see(w=w)
+"""
+FILLS_INTEGERS = """
+def program(x, x1):
+    v = x.type(i64)
+    v[:-1][...] = x1
+    return v
+def scenario():
+    f = compiled(program)
+    see(out=f(t(4, seed=1), t(seed=2).requires_grad_()))
+"""
+INDEXES_IN_VAIN = """
+def program(x):
+    v = torch.zeros_like(x)
+    v[torch.tensor([3, 3])] += 3
+    return x * v.shape[0]
+def scenario():
+    f = compiled(program)
+    see(out=f(t(3, seed=1)))
+"""
 
 
 @pytest.mark.parametrize(
@@ -200,6 +240,12 @@ def scenario():
         (CANCELS, "jit", "beyond"),
         (HANDS_ON_NONE, "jit", "node"),
         (HANDS_ON_NONE.replace("Over", "Filled"), "jit", "same"),
+        (MAKES_ZEROS, "jit", "node"),
+        (MAKES_ZEROS.replace("Scale.apply", "Scale.plain"), "jit", "same"),
+        (HIDES_A_WRITE, "jit", "written"),
+        (HIDES_A_WRITE.replace(".data", ".clone()"), "jit", "same"),
+        (FILLS_INTEGERS, "functional", "written"),
+        (INDEXES_IN_VAIN, "jit", "beyond"),
         (READS_NO_PRODUCT, "jit", "beyond"),
         (READS_NO_PRODUCT.replace("return x * 2", "return y"), "jit", "same"),
     ],

@@ -67,6 +67,9 @@ def test_one_function_reads_all_machines(tmp_path):
         ('"mesh"', '"star"', "link.topology: expected one of mesh, torus"),
         ('kind = "spatial"', 'kind = "gpu"', 'expected kind = "spatial"'),
         ("[chip]", "[chip", "expected TOML"),
+        ("rows = [16,", f"rows = [{'9' * 5000},", "expected TOML: Exceeds the limit"),
+        ("[chip]", f"{'a.' * 20000}a = 1\n[chip]", "line 4: expected keys of fewer than 16 parts"),
+        ('"64 KiB"', '"٦٤ KiB"', "sram.size: expected a number with its unit"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_told_where_and_what(old, new, said):
@@ -85,6 +88,8 @@ def test_dead_cores_and_links_must_leave_the_rest_connected():
         vary(toy, {"dead.cores": [[0, 1], [1, 0]]})
     with pytest.raises(MachineError, match="connected; nothing reaches 1,0"):
         vary(toy, {"dead.links": [[[0, 0], [1, 0]], [[0, 1], [1, 1]]]})
+    with pytest.raises(MachineError, match=r"expected a link that the machine has; \[0, 0\] to \[1, 1\] is none"):
+        vary(toy, {"dead.links": [[[0, 0], [1, 1]]]})
     with pytest.raises(MachineError, match=r"expected places within .* got \[5, 5\]"):
         vary(toy, {"dead.cores": [[5, 5]]})
 

@@ -178,6 +178,29 @@ def test_narrow_groups_and_large_windows_keep_their_layout(monkeypatch: pytest.M
     assert pool.inputs()[0].tensor.is_row_major
 
 
+class Mirror(nn.Module):
+    """Down by convolutions, up by transposed ones."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, width, 4, 2, 1), nn.SiLU(), nn.Conv2d(width, 2 * width, 4, 2, 1))
+        self.up = nn.Sequential(
+            nn.ConvTranspose2d(2 * width, width, 4, 2, 1), nn.SiLU(), nn.ConvTranspose2d(width, 3, 4, 2, 1, bias=False)
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = self.down(x)
+        return self.up(inner.relu()), inner
+
+
+def test_transposed_convolutions_keep_the_layout() -> None:
+    torch.manual_seed(0)
+    trace = stage(check(Mirror(), torch.randn(2, 3, 16, 16)))
+    assert trace is not None
+    images = {v for eqn in trace.equations if eqn.opname == "conv_transpose2d" for v in eqn.inputs()[:1]}
+    assert images and not any(eqn.opname == "clone" and images & set(eqn.results()) for eqn in trace.equations)
+
+
 def test_one_convolution_stays() -> None:
     fast = tessera.jit(nn.Conv2d(3, 8, 3), executors=EXECUTORS, strict=True)
     fast(torch.randn(1, 3, 8, 8))

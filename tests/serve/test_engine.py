@@ -57,7 +57,7 @@ def test_compiled_programs_write_the_pools_in_place(name: str) -> None:
     fast = engine(name, compiled=True, budget=16, speculate=2)
     pools = [site.keys.data_ptr() for site in fast._programs.sites]
     draw = Random(3)
-    assert sum(differences(name, fast, draw, 6) for _ in range(3)) == 0
+    assert sum(differences(name, fast, draw, 6) for _ in range(2)) == 0
     for program in fast.programs.values():
         final = program.stages[-1].trace
         writes = [eqn for eqn in final.equations if "paged_write" in str(eqn.op)]
@@ -96,7 +96,7 @@ def test_a_seed_repeats_whatever_else_runs() -> None:
 
 def test_deterministic_answers_are_equal_to_the_bit() -> None:
     """Alone, in crowds, cut into other chunks, after preemption, with and without reuse: one distinct answer."""
-    answers, preempted, reused = zip(*(deterministic("llama", seed) for seed in range(6)), strict=True)
+    answers, preempted, reused = zip(*(deterministic("llama", seed) for seed in range(4)), strict=True)
     assert len(set(answers)) == 1 and any(preempted) and any(reused)
 
 

@@ -168,6 +168,19 @@ def test_inputs_of_another_shape_or_number():
         simulate(case.program, torch.zeros(16, 32), jitter="a")  # type: ignore[arg-type]
 
 
+def test_tensors_without_data_and_state_that_is_none():
+    case, kept = mlp_on_one(), cache()
+    (x,) = case.inputs
+    for given in (x.to("meta"), x.to_sparse()):
+        with pytest.raises(InputError, match="expected x to be dense and to hold data"):
+            simulate(case.program, given)
+    with pytest.raises(InputError, match="keeps no 'cash' between runs; it keeps "):
+        simulate(kept.program, *kept.inputs, state={"cash": x})
+    for state in (5, dict.fromkeys(simulate(kept.program, *kept.inputs).state, 5)):
+        with pytest.raises(InputError, match="expected (the )?state"):
+            simulate(kept.program, *kept.inputs, state=state)  # type: ignore[arg-type]
+
+
 def test_an_index_outside_of_its_table():
     case = CASES["gather and scatter"]()
     with pytest.raises(Violation, match="index: cycle 2 on core 0,0: expected indices of 0 to 9; got 10"):

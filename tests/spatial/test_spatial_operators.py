@@ -12,8 +12,10 @@ from torch import nn
 import tessera
 from tessera.machines.find import spatial_machine
 from tessera.spatial.errors import MapError
+from tessera.spatial.listing import parse
 from tessera.spatial.map import map_onto
 from tessera.spatial.simulator import simulate
+from tessera.spatial.simulator.stepper import step
 from tessera.util.errors import CaptureError
 from tests.spatial.nets import toy
 
@@ -200,3 +202,40 @@ def test_what_data_would_decide_is_told_in_one_line_with_its_place_and_a_way_out
             map_onto(Many(way), X, machine="toy")
         assert "\n" not in str(told.value)
     assert capfd.readouterr().err == ""
+
+
+def _agree(ways: Callable, *given: torch.Tensor) -> None:
+    program = map_onto(ways, *given, machine="toy", effort="quick")
+    ran, stepped = simulate(program, *given), step(program.program, *given)
+    assert ran.cycles == program.cycles == stepped[1] >= program.bound >= program.limit
+    assert parse(str(program)) == program.listing
+    for got, again, expected in zip(ran.outputs, stepped[0], ways(*given), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(again, got, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
+def test_zeros_are_of_the_type_of_what_they_stand_in(dtype):
+    x = (X[:4, :4] * 40).to(dtype) + (2**60 if dtype == torch.int64 else 0)
+    _agree(lambda x: (x.tril(), x.triu(1), x.tril(-4), x.triu(4) + x, x.triu(4) > x, F.pad(x, (3, 9))), x)
+
+
+def test_tensors_without_elements():
+    _agree(lambda x: (x + 1, x.sum(0), torch.cat([x, torch.ones(1, 3)])), torch.zeros(0, 3))
+    _agree(
+        lambda x: (
+            x[:, :0].sum(-1) + x[:, 0], x[:, :0] @ x[:0, :2], F.linear(x[:, :0], x[:3, :0], x[0, :3]), x[:0].prod(0),
+            torch.cat([x[:0], x]), x[:0],
+        ),
+        X.double(),
+    )  # fmt: skip
+
+
+def test_long_sums_and_chains_are_several_expressions():
+    def chain(x: torch.Tensor) -> list[torch.Tensor]:
+        total, y = x[0], x
+        for i in range(1, 130):
+            total, y = total + x[i % 5] * i, y * 1.001 + 0.01
+        return [total, y]
+
+    _agree(chain, X)

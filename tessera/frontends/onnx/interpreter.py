@@ -214,13 +214,16 @@ def called(meaning: Meaning, args: list, attributes: dict) -> object:
 
 def foresee(meaning: Meaning, context: Context, args: list, attributes: dict) -> None:
     """Refuse a result that is larger than the limit, before it is made. Asked of nodes whose inputs together could give
-    one; sizes that the inputs' values decide are looked at by the operators themselves (`operators/allocation.py`)."""
+    one; sizes that the inputs' values decide are looked at by the operators themselves (`operators/allocation.py`).
+    What is recorded holds nothing: its results are looked at instead."""
+    if recording() is not None:
+        return
     tensors = [a.data if isinstance(a, Narrow) else a for a in args if isinstance(a, (torch.Tensor, Narrow))]
     limit, seen = context.limits.tensor_bytes, context.interpreter.foreseen
     if meaning.interpreted or math.prod(max(x.numel(), 1) for x in tensors) * WIDEST <= limit:
         return
     key = (id(context.node), *((x.shape, x.dtype) for x in tensors))
-    if recording() is not None or key in seen or subgraphs(context.node):
+    if key in seen or subgraphs(context.node):
         return
     refuse_large(_foreseen(meaning, args, attributes), context)
     seen.add(key)

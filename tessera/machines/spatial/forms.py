@@ -41,7 +41,7 @@ def whole(least: int, most: int = LARGEST) -> Form:
 def quantity(unit: str, least: float = 0, *, exact: bool = False, most: float = LARGEST) -> Form:
     """A number with a unit, "64 KiB"; `exact` ones are whole numbers of the unit."""
 
-    pattern = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?) ({'|'.join(PREFIXES)}){unit}")
+    pattern = re.compile(rf"([0-9]{{1,15}}(?:\.[0-9]{{1,9}})?) ({'|'.join(PREFIXES)}){unit}")
 
     def form(value: object) -> float:
         match = pattern.fullmatch(value) if isinstance(value, str) else None

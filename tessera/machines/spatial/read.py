@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, NoReturn
 
+from tessera.machines import toml
 from tessera.machines.spatial.forms import BadForm
-from tessera.machines.spatial.grid import Core
+from tessera.machines.spatial.grid import Core, Network
 from tessera.machines.spatial.schema import REQUIRED, TABLES, SpatialMachine
 from tessera.util.errors import MachineError
 
-LONGEST = 1 << 20  # characters of a file
 MOST_CORES = 1 << 24
 
 
@@ -32,12 +32,7 @@ class _Reader:
         self.sources: dict[str, str] = {}
 
     def machine(self) -> SpatialMachine:
-        if len(self.text) > LONGEST:
-            raise MachineError(f"{self.key}: expected a machine file of at most {LONGEST} characters")
-        try:
-            data = tomllib.loads(self.text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise MachineError(f"{self.key}: expected TOML: {error}") from None
+        data = toml.tables(self.key, self.text)
         for name in ("name", "kind"):
             if not isinstance(data.get(name), str):
                 self.refuse("", name, f'expected {name} = "…"', missing=name not in data)
@@ -108,6 +103,11 @@ class _Reader:
                     self.refuse(
                         table, "", f"expected places within {m.chip_count} × {rows}×{columns}; got {list(place)}"
                     )
+        whole = Network(m.chip.grid, m.link, m.chips)
+        for a, b in m.dead.links:
+            here, there = (Core(*place) if len(place) == 3 else Core(0, *place) for place in (a, b))
+            if there not in whole.neighbours(here):
+                self.refuse("dead", "links", f"expected a link that the machine has; {list(a)} to {list(b)} is none")
         if m.network.all_dead:
             self.refuse("dead", "cores", "expected a core that is alive")
         if (alone := m.network.unreachable()) is not None:

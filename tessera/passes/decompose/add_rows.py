@@ -32,6 +32,7 @@ from tessera.ir.trace import Trace
 from tessera.ops.bags import BAG_SUM
 from tessera.ops.families import cast, product
 from tessera.passes.decompose.embedding_bags import DEVICES, DTYPES, LARGE, by_place, embedding_bags
+from tessera.passes.decompose.index import made_by
 
 SHARED = 2  # equations that add at an index
 ZEROS = ("zeros", "zeros_like", "new_zeros")
@@ -141,7 +142,4 @@ def _assert_within(index: Value, lowest: int, end: int, name: str) -> None:
 
 
 def _is_zero(rewrite: Rewrite, x: Value) -> bool:
-    maker = rewrite.makers.get(x)
-    while maker is not None and maker.opname == "detach":
-        maker = rewrite.makers.get(maker.inputs()[0])
-    return maker is not None and maker.opname in ZEROS
+    return made_by(rewrite.makers, x, ZEROS)

@@ -8,6 +8,8 @@ the same kernel. Of several slices copied to one place one stays, as in PyTorch,
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from tessera.ir.builder import aten
@@ -33,7 +35,7 @@ def index_copy(
     makers: dict[Value, Equation], eqn: Equation, x: Value, dim: int, index: Value, source: Value
 ) -> Results:
     """Into something that is filled for it; a few slices of what was there before are better written in place."""
-    if not _is_filled(makers, x):
+    if not made_by(makers, x, FILLS):
         return None
     if index.ndim != 1 or x.ndim < 2 or source.ndim != x.ndim:
         return None
@@ -49,11 +51,12 @@ def index_copy(
     return [aten.where(written, slices, x)]
 
 
-def _is_filled(makers: dict[Value, Equation], x: Value) -> bool:
+def made_by(makers: dict[Value, Equation], x: Value, names: Collection[str]) -> bool:
+    """Does one of these operators make a value, wherever it was detached since?"""
     maker = makers.get(x)
     while maker is not None and maker.opname == "detach":
         maker = makers.get(maker.inputs()[0])
-    return maker is not None and maker.opname in FILLS
+    return maker is not None and maker.opname in names
 
 
 WITH_MAKERS = {"index_copy": index_copy}

@@ -28,7 +28,7 @@ from tessera.torch_internals.operators import OpOverload
 from tessera.util.names import names
 
 LEAST = 3  # convolutions: with fewer, copies before and after them are all there is
-CONVOLUTIONS = names("convolution conv2d")
+CONVOLUTIONS = names("convolution conv2d conv_transpose2d")
 # They take any layout and give what they were given; so does whatever goes element by element.
 ANY_LAYOUT = names(
     """
@@ -76,7 +76,7 @@ def _one_group(eqn: Equation) -> bool:
     """Every channel is made of all channels, or each of its own."""
     x, weight = eqn.args[:2]
     assert isinstance(x, Value) and isinstance(weight, Value)
-    transposed = eqn.opname == "convolution" and eqn.args[6]
+    transposed = eqn.opname == "conv_transpose2d" or (eqn.opname == "convolution" and eqn.args[6])
     return not transposed and weight.shape[1] in (1, x.shape[1])
 
 

@@ -18,7 +18,7 @@ from tessera.machines.spatial.read import vary
 from tessera.machines.spatial.schema import TABLES
 from tessera.util.errors import OptionError
 
-_NUMBER = re.compile(r"(x)?\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]*)")
+_NUMBER = re.compile(r"(x)?\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]*)")
 
 
 @dataclass(frozen=True)

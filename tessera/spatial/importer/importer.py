@@ -23,7 +23,7 @@ from tessera.spatial.graph import Constant, Gather, Input, Left, Product, Scatte
 from tessera.spatial.importer.decompose import Decompositions
 from tessera.spatial.importer.moves import MOVES, filled_with, has_rule, moved, padded_ones
 from tessera.spatial.importer.values import Item, Known, Lazy, Values, fold
-from tessera.spatial.maps import Home, Map, whole
+from tessera.spatial.maps import Home, Map, whole, zeros
 from tessera.torch_internals.operators import OpOverload, aten_name
 
 Form = Callable[..., Item | list[Item]]
@@ -88,7 +88,7 @@ class Importer:
         item = self.env[o] if isinstance(o, Value) else Known(torch.tensor(o))
         return dtype_of(item), self.values.map(item)
 
-    def input(self, v: Value) -> Lazy:
+    def input(self, v: Value) -> Item:
         if not isinstance(v.type, TensorType) or not all(isinstance(n, int) for n in v.type.shape):
             raise MapError(f"{v.name} is {v.type}: expected a tensor whose sizes are numbers; give one size at a time")
         if v.dtype.is_complex:
@@ -99,6 +99,8 @@ class Importer:
             given = shape if self.batches == 1 else (shape[0] * self.batches, *shape[1:])
             self.graph.given[v] = home.name
             self.graph.inputs.append((home.name, v.dtype, given, home))
+        if not home.size:
+            return _nothing(v)
         self.graph.add(Input(home, self.graph.given[v], self.graph.place.batch * home.rows))
         return Lazy(shape, v.dtype, 0, (whole(home, shape),), home.name)
 
@@ -179,7 +181,9 @@ class Importer:
                 f"the largest one (a bucket) with a mask over what is not there (torch.where, topk): {where(eqn)}"
             )
         self.eqn = eqn
-        if self.is_known(eqn):
+        if eqn.results() and not any(v.numel() for v in eqn.results()):
+            self.bind(eqn, [None if v is None else _nothing(v) for v in eqn.outputs])  # type: ignore[misc]
+        elif self.is_known(eqn):
             self.bind(eqn, self.computed(eqn))
         elif unreal := next((v for v in eqn.results() if isinstance(v.type, TensorType) and v.dtype.is_complex), None):
             raise MapError(f"{eqn.op} gives {unreal.type}, which has no form: expected real numbers: {where(eqn)}")
@@ -291,6 +295,8 @@ class Importer:
         batch = tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
         count = math.prod(batch)
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        if not k:  # a sum of nothing
+            return Lazy((*batch, m, n), rounded or dtype, 0, (zeros((*batch, m, n)),), self.name(), self.eqn.source)
         shared = b.ndim == 2 or all(size == 1 for size in b.shape[:-2])
         if shared and count > 1:  # one product of all rows
             m, count = m * count, 1
@@ -365,6 +371,11 @@ def sum_type(dtype: torch.dtype) -> torch.dtype:
 
 def dtype_of(x: Item) -> torch.dtype:
     return x.dtype if isinstance(x, Lazy) else x.data.dtype
+
+
+def _nothing(v: Value) -> Known:
+    """A tensor without elements is known."""
+    return Known(torch.empty(sizes(v), dtype=v.dtype), v.name)
 
 
 def _number(value: float, dtype: torch.dtype) -> Known:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tessera.ir.equation import NOWHERE, Source
-from tessera.spatial.graph import Apply, Constant, Expression, Graph, Number, Tree, functions, reduces, shift
+from tessera.spatial.graph import Apply, Constant, Expression, Graph, Number, Tree, depth, functions, reduces, shift
 from tessera.spatial.maps import Home, Map, Shape, whole
 
 
@@ -48,6 +48,7 @@ class Lazy:
 
 Item = Known | Lazy
 ON_BITS = ("gcd", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift")
+DEEP = 24  # functions over each other in one expression; a listing can have more, a reader's patience not
 GROWING = {"add", "sub", "mul", "neg", "abs", "bitwise_left_shift"}  # may leave the type of their arguments
 
 
@@ -160,7 +161,7 @@ class Values:
 
     def apply(self, fn: str, items: Sequence[Item], dtype: torch.dtype, name: str, source: Source) -> Lazy:
         """A function of elements; arguments of another kind of number are written first."""
-        lazies = [self.plain(x) if _outgrows(x) else x for x in map(self.lazy, items)]
+        lazies = [self.plain(x) if _outgrows(x) or depth(x.tree) >= DEEP else x for x in map(self.lazy, items)]
         if _is_integer(dtype) and (fn in ON_BITS or "int" in map(self.kind, lazies)):
             # Integers stay exact: what was asked of floats is written as the truth value that it is.
             lazies = [self.plain(x) if self.kind(x) == "float" and not x.dtype.is_floating_point else x for x in lazies]

@@ -21,8 +21,8 @@ from tessera.util.errors import ListingError
 HEAD = "tessera spatial chain 1"
 COMMON = "common"  # tensors whose names begin so are the same in all runs of a part
 _INPUTS = re.compile(rf"inputs((?: {NAME})*) *")
-_RUN = re.compile(rf"run +@(\d{{1,15}}) +({NAME}) +({NAME}) +chips((?: \d{{1,6}}>\d{{1,6}})+) *")
-_END = re.compile(r"end (\d{1,15}) *")
+_RUN = re.compile(rf"run +@([0-9]{{1,15}}) +({NAME}) +({NAME}) +chips((?: [0-9]{{1,6}}>[0-9]{{1,6}})+) *")
+_END = re.compile(r"end ([0-9]{1,15}) *")
 _PART = re.compile(rf"^part ({NAME})\n", re.M)
 
 
@@ -65,7 +65,7 @@ def parse_chain(text: str) -> Chain:
         if (match := _RUN.fullmatch(line)) is None:
             _refuse(number, "run  @cycle  part  name  chips a>b …", line)
         start, part, name, chips = match.groups()
-        pairs = tuple((int(a), int(b)) for a, b in re.findall(r"(\d+)>(\d+)", chips))
+        pairs = tuple((int(a), int(b)) for a, b in re.findall(r"([0-9]+)>([0-9]+)", chips))
         runs.append(Run(int(start), part, name, pairs))
     if (end := _END.fullmatch(lines[-1])) is None:
         _refuse(len(lines), "end and a cycle behind the runs", lines[-1])

@@ -9,17 +9,18 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Iterator
 
 from tessera.machines.spatial.schema import FUNCTIONS, INFIX
 from tessera.spatial.listing.types import Call, Index, Ref, Span, Tree
 
 NAME = r"[A-Za-z_][\w.]{0,200}"
-DEEPEST = 60
+DEEPEST = 60  # brackets
+LONGEST = 200  # functions over each other; in a + b + c there are two
 _REF = re.compile(rf"({NAME})(?:\[([^\[\]]*)\])?(\^T)?")
-_SPAN = re.compile(r"(\d{1,12}):(\d{1,12})(?::(\d{1,6}))?")
-_TOKEN = re.compile(
-    rf" *(?:(\d+\.?\d*(?:e[+-]?\d{{1,4}})?)|({NAME})\(|({NAME}(?:\[[^\[\]]*\])?(?:\^T)?)|(<=|>=|==|!=|[-+*/()<>,]))"
-)
+_SPAN = re.compile(r"([0-9]{1,12}):([0-9]{1,12})(?::([0-9]{1,6}))?")
+_DIGITS = r"[0-9]{1,40}\.?[0-9]{0,40}(?:e[+-]?[0-9]{1,4})?"
+_TOKEN = re.compile(rf" *(?:({_DIGITS})|({NAME})\(|({NAME}(?:\[[^\[\]]*\])?(?:\^T)?)|(<=|>=|==|!=|[-+*/()<>,]))")
 _OPERATORS = {symbol: name for name, symbol in INFIX.items()}
 _LEVELS = (["<", "<=", ">", ">=", "==", "!="], ["+", "-"], ["*", "/"])
 
@@ -47,7 +48,7 @@ def _index(text: str) -> Index:
         if span.start >= span.stop or not span.step:
             raise Unread(f"expected a slice that holds something; got {text!r}")
         return span
-    if re.fullmatch(r"\d{1,12}", text):
+    if re.fullmatch(r"[0-9]{1,12}", text):
         return int(text)
     if re.fullmatch(NAME, text):
         return text
@@ -80,6 +81,8 @@ class _Reader:
         tree = self.level(0)
         if self.tokens:
             raise self.unread(f"{self.tokens[-1][1]!r}")
+        if any(depth > LONGEST for depth in _depths(tree)):
+            raise self.unread(f"more than {LONGEST} functions over each other")
         return tree
 
     def level(self, number: int) -> Tree:
@@ -110,7 +113,7 @@ class _Reader:
         kind, text = self.tokens.pop() if self.tokens else ("end", "its end")
         match kind:
             case "number":
-                return float(text) if re.search(r"[.e]", text) else int(text[:20])
+                return float(text) if re.search(r"[.e]", text) else int(text)
             case "function":
                 return self.call(text)
             case "ref":
@@ -139,3 +142,14 @@ class _Reader:
         kind, text = self.tokens.pop() if self.tokens else ("end", "its end")
         if (kind, text) != ("symbol", wanted):
             raise Unread(f"expected {wanted!r}, got {text!r} in {self.text[:100]!r}")
+
+
+def _depths(tree: Tree) -> Iterator[int]:
+    """How many functions stand over each number and tile; whoever calls this need not know how deep that may be."""
+    left = [(tree, 0)]
+    while left:
+        of, depth = left.pop()
+        if isinstance(of, Call):
+            left += [(operand, depth + 1) for operand in of.operands]
+        else:
+            yield depth

@@ -43,26 +43,27 @@ _T = TypeVar("_T")
 
 _CELL = r"[^\s#]+(?: [^\s#]+)*"
 _INSTRUCTION = re.compile(
-    rf"  @(\d{{1,15}})  +([a-z0-9+]+)  +({_CELL})  +(\d{{1,15}})(?: × (\d{{1,15}}))?"
+    rf"  @([0-9]{{1,15}})  +([a-z0-9+]+)  +({_CELL})  +([0-9]{{1,15}})(?: × ([0-9]{{1,15}}))?"
     rf"  +({_CELL})(?:  +({_CELL}))?(?:  +({_CELL}))? *"
 )
-_TYPE = r"([a-z0-9_]{1,20})\[([\d, ]*)\]"
-_DATA = rf"( state)?(?: = ({NAME}(?:\[[\d:, ]*\])?))?"
+_TYPE = r"([a-z0-9_]{1,20})\[([0-9, ]*)\]"
+_SHAPE = re.compile(r"[0-9]{1,15}(, ?[0-9]{1,15})*")
+_DATA = rf"( state)?(?: = ({NAME}(?:\[[0-9:, ]*\])?))?"
 _SRAM = re.compile(
-    rf"  sram  +({NAME})  +{_TYPE}  +0x([0-9a-f]{{1,13}}) \+(\d{{1,15}})"
-    rf"  +(?:(always)|(\d{{1,15}})\.\.(\d{{1,15}})){_DATA} *"
+    rf"  sram  +({NAME})  +{_TYPE}  +0x([0-9a-f]{{1,13}}) \+([0-9]{{1,15}})"
+    rf"  +(?:(always)|([0-9]{{1,15}})\.\.([0-9]{{1,15}})){_DATA} *"
 )
-_DRAM = re.compile(rf"dram +({NAME}) +{_TYPE} +chip (\d{{1,6}}){_DATA} *")
+_DRAM = re.compile(rf"dram +({NAME}) +{_TYPE} +chip ([0-9]{{1,6}}){_DATA} *")
 _PLACE = re.compile(rf"(input|output) +({NAME}) +{_TYPE} *")
-_CORE = re.compile(r"(?:(\d{1,6}):)?(\d{1,6}),(\d{1,6})")
-_PAGE = re.compile(r"core ((?:\d{1,6}:)?\d{1,6},\d{1,6}) *(?:# ?(.*))?")
+_CORE = re.compile(r"(?:([0-9]{1,6}):)?([0-9]{1,6}),([0-9]{1,6})")
+_PAGE = re.compile(r"core ((?:[0-9]{1,6}:)?[0-9]{1,6},[0-9]{1,6}) *(?:# ?(.*))?")
 _MACHINE = re.compile(r"machine ([\w.-]{1,100}) ([0-9a-f]{64}) *")
-_END = re.compile(r"end (\d{1,15}) *")
+_END = re.compile(r"end ([0-9]{1,15}) *")
 _SEND = re.compile(r"send (.+) to (.+)")
 _RECV = re.compile(r"recv (.+?) (\+= )?from (.+)")
 _LOAD = re.compile(r"load (.+) from dram\.(.+)")
 _STORE = re.compile(r"store (.+) to dram\.(.+)")
-_SOURCE = re.compile(r"\S*:\d+")
+_SOURCE = re.compile(r"\S*:[0-9]+")
 
 
 def parse(text: str) -> Listing:
@@ -71,6 +72,8 @@ def parse(text: str) -> Listing:
 
 class _Parser:
     def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise _error(0, "the text of a listing", type(text).__name__)
         if len(text) > LONGEST:
             raise _error(0, f"a listing of at most {LONGEST} characters", f"{len(text)}")
         self.lines = text.split("\n")
@@ -93,8 +96,8 @@ class _Parser:
             if len(line) > LONGEST_LINE:
                 self.refuse(f"lines of at most {LONGEST_LINE} characters", line)
             if line.startswith("  @"):
-                if not pages:
-                    self.refuse("a line `core row,column` before the first instruction", line)
+                if not pages or end is not None:
+                    self.refuse("instructions between a line `core row,column` and `end`", line)
                 steps.append(self.instruction(line))
             elif not (bare := line.partition("#")[0].rstrip()):
                 continue
@@ -111,7 +114,7 @@ class _Parser:
                 self.close(pages, buffers, steps)
                 end = int(match[1])
             elif not pages and (match := _PLACE.fullmatch(bare)):
-                places[match[1]].append((match[2], self.type(match[3], match[4])))
+                places[match[1]].append((match[2], self.type(match[3], match[4], least=0)))
             elif not pages and (match := _DRAM.fullmatch(bare)):
                 source = self.read(read_ref, match[6]) if match[6] else None
                 of = self.type(match[2], match[3])
@@ -177,15 +180,22 @@ class _Parser:
             name, self.type(dtype, shape), int(address, 16), int(size), lifetime, state is not None, of, self.number
         )
 
-    def type(self, dtype: str, shape: str) -> TensorType:
+    def type(self, dtype: str, shape: str, least: int = 1) -> TensorType:
+        """At least so many bytes: what lies in memory has some, an input may have none."""
         if (known := self.types.get((dtype, shape))) is None:
             if dtype not in SIZES:
                 near = difflib.get_close_matches(dtype, SIZES, 1)
                 self.refuse(f"a type out of {', '.join(SIZES)}{f'; did you mean {near[0]}?' if near else ''}", dtype)
-            sizes = tuple(int(part) for part in shape.split(",")) if re.fullmatch(r"\d+(, ?\d+)*", shape) else ()
-            if (shape and not sizes) or len(sizes) > 8 or not 1 <= TensorType(dtype, sizes).bytes <= LARGEST:
-                self.refuse(f"at most 8 sizes, each 1 or more, {LARGEST} bytes in all", f"[{shape}]"[:100])
+            sizes = (
+                tuple(int(part) for part in shape.split(","))
+                if re.fullmatch(r"[0-9]{1,15}(, ?[0-9]{1,15})*", shape)
+                else ()
+            )
+            if (shape and not sizes) or len(sizes) > 8 or TensorType(dtype, sizes).bytes > LARGEST:
+                self.refuse(f"at most 8 sizes, {LARGEST} bytes in all", f"[{shape}]"[:100])
             known = self.types[dtype, shape] = TensorType(dtype, sizes)
+        if known.bytes < least:
+            self.refuse("sizes that are each 1 or more", f"[{shape}]"[:100])
         return known
 
     def read(self, reader: Callable[[str], _T], text: str) -> _T:
@@ -218,7 +228,7 @@ def read_names(text: str) -> tuple[tuple[str, ...], tuple[Route, ...]]:
     ports, _, routes = f"{text} ".partition("link ")
     names = tuple(ports.split())
     for name in names:
-        if not re.fullmatch(r"sram\.[rw]\d{1,4}", name):
+        if not re.fullmatch(r"sram\.[rw][0-9]{1,4}", name):
             raise Unread(f"expected ports, sram.r0 or sram.w0, then `link` and routes; got {name[:100]!r}")
     ways = tuple(tuple(map(read_core, route.split(">"))) for route in routes.split())
     return names, ways

@@ -17,7 +17,7 @@ from tessera.spatial.listing import ChainedProgram, Program, load
 from tessera.spatial.simulator.chain import judge_chain, simulate_chain
 from tessera.spatial.simulator.judge import judge
 from tessera.spatial.simulator.report import Report
-from tessera.spatial.simulator.run import Run, check_input
+from tessera.spatial.simulator.run import Run, check_input, check_state
 from tessera.util.errors import InputError, OptionError
 
 
@@ -69,6 +69,11 @@ def simulate(
     for name, given in zip(names, inputs, strict=True):
         if not isinstance(given, torch.Tensor):
             raise InputError(f"simulate: expected {name} to be a tensor, got {type(given).__name__}")
+        if given.layout is not torch.strided or given.is_meta:
+            kind = "on the meta device" if given.is_meta else str(given.layout)
+            raise InputError(f"simulate: expected {name} to be dense and to hold data; it is {kind}")
+    if state is not None and not isinstance(state, Mapping):
+        raise InputError(f"simulate: expected state to be what an earlier run left; got {type(state).__name__}")
     if jitter is not None and type(jitter) is not int:
         raise OptionError(f"simulate: expected jitter to be a whole number, the seed; got {jitter!r}")
     named = {name: given.detach().cpu() for name, given in zip(names, inputs, strict=True)}
@@ -76,6 +81,7 @@ def simulate(
         return Simulation(*simulate_chain(taken, named, state or {}, jitter))
     for name, of in taken.listing.inputs:
         check_input(name, of, named[name])
+    check_state(taken.listing, state or {})
     judged = judge(taken.listing, taken.machine, jitter)
     run = Run(taken.machine, taken.listing, taken.data, named, state or {})
     run.run(judged.works, judged.flows)

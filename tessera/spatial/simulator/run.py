@@ -71,6 +71,21 @@ def check_input(name: str, of: TensorType, given: torch.Tensor) -> None:
         raise InputError(f"simulate: expected {name} to be {of}, got {got}")
 
 
+def check_state(listing: Listing, given: Mapping[str, torch.Tensor]) -> None:
+    """What an earlier run left has the names and types that this program keeps."""
+    every = [(page.core, of) for page in listing.pages for of in page.buffers]
+    every += [(None, of) for of in listing.drams]
+    kept = {(of.source.name if of.source else state_name(core, of)): of for core, of in every if of.state}
+    for name, value in given.items():
+        if name not in kept:
+            names = ", ".join(sorted(kept)[:8]) or "nothing"
+            raise InputError(f"simulate: this program keeps no {str(name)[:100]!r} between runs; it keeps {names}")
+        if not isinstance(value, torch.Tensor):
+            raise InputError(f"simulate: expected the state {name} to be a tensor, got {type(value).__name__}")
+        if kept[name].source is None:
+            check_input(f"the state {name}", kept[name].type, value)
+
+
 class Run:
     def __init__(
         self,

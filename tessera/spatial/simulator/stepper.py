@@ -75,7 +75,8 @@ class Stepper:
         for n, of in self.world.listing.outputs:
             if not (space := self.world.spaces["output", n]).written.all():
                 self.world.refuse("output", None, f"{n} is not sent whole", f"output {n}")
-            out.append(torch.from_numpy(space.bytes).view(values.dtype_of(of.dtype)).reshape(of.shape))
+            given = torch.empty(of.shape, dtype=values.dtype_of(of.dtype))
+            out.append(torch.from_numpy(space.bytes).view(given.dtype).reshape(of.shape) if of.bytes else given)
         return tuple(out)
 
     def live(self, core: Core, page: t.CorePage) -> None:

@@ -294,3 +294,17 @@ def test_random_numbers_without_a_form_are_named() -> None:
         written(lambda x: x[torch.randperm(x.shape[0])], (X,), 23)
     model = written(lambda x: F.dropout(x, 0.5, training=False) * 2, (X,), 23)
     assert [node.op_type for node in model.graph.node] == ["Mul"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8])
+@pytest.mark.parametrize("op", [torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor])
+def test_bits_before_there_were_operators_for_them(op: Callable, dtype: torch.dtype) -> None:
+    edges = torch.tensor([0, 1, -1, 7, -8, 2**62, -(2**63), 2**63 - 1]).to(dtype)
+
+    def every(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return op(x[:, None], y), op(x, 6), ~x
+
+    model = export(every, (edges, edges.flip(0)), opset=17, dynamic={"x": {0: "n"}}, check=False)
+    for given in (edges, edges[2:5]):
+        got = load(model)(given, edges.flip(0))
+        assert all(torch.equal(a, b) for a, b in zip(got, every(given, edges.flip(0)), strict=True))

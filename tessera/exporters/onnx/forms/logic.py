@@ -52,23 +52,60 @@ def logical_not(g: Graph, x: Ref) -> Ref:
     return g.op("Not", convert(g, x, torch.bool))
 
 
-def _bitwise(logical: str, kind: str) -> Form:
+def _bitwise(logical: str) -> Form:
     def write(g: Graph, a: object, b: object) -> Ref:
         dtype = g.result.dtype
-        need(dtype == torch.bool or g.opset >= 18)
-        return g.op(logical if dtype == torch.bool else kind, as_ref(g, a, dtype), as_ref(g, b, dtype), dtype=dtype)
+        x, y = as_ref(g, a, dtype), as_ref(g, b, dtype)
+        if dtype == torch.bool or g.opset >= 18:
+            return g.op(logical if dtype == torch.bool else f"Bitwise{logical}", x, y, dtype=dtype)
+        weights = bit_weights(dtype)
+        both = g.op(logical, bits(g, x, weights), bits(g, y, weights), dtype=torch.bool)
+        return g.cast(from_bits(g, both, weights), dtype)
 
     return write
 
 
+def bit_weights(dtype: torch.dtype) -> torch.Tensor:
+    """What the bits of a number stand for, the lowest first; the highest of a signed one for something negative."""
+    info = torch.iinfo(dtype)
+    weights = [1 << i for i in range(info.bits)]
+    return torch.tensor([*weights[:-1], -weights[-1]] if info.min < 0 else weights)
+
+
+def bits(g: Graph, x: Ref, weights: torch.Tensor) -> Ref:
+    """The bits of each number, in a last dimension: before opset 18 there is no operator for them. A number's bit is
+    that of the number rounded down to a multiple of what the bit stands for; the sign's, whether it is negative."""
+    number = g.unsqueeze(g.cast(x, torch.int64), -1)
+    signed = bool(weights[-1] < 0)
+    steps = g.tensor(weights[:-1] if signed else weights)
+    whole = g.op("Div", g.op("Sub", number, g.op("Mod", number, steps)), steps)
+    found = g.cast(g.op("Mod", whole, g.full(2, torch.int64)), torch.bool)
+    if not signed:
+        return found
+    negative = g.op("Less", number, g.full(0, torch.int64), dtype=torch.bool)
+    return g.op("Concat", found, negative, axis=-1, dtype=torch.bool, shape=[*x.sizes, len(weights)])
+
+
+def from_bits(g: Graph, found: Ref, weights: torch.Tensor) -> Ref:
+    """The numbers of these bits, in halves: ONNX Runtime adds integers up as floats of 53 bits."""
+    half = 32
+    if len(weights) > half:
+        low, high = (g.slice(found, -1, start, start + half) for start in (0, half))
+        upper = g.op("Mul", from_bits(g, high, weights[half:] >> half), g.full(1 << half, torch.int64))
+        return g.op("Add", upper, from_bits(g, low, weights[:half]))
+    return g.reduce("ReduceSum", g.op("Mul", g.cast(found, torch.int64), g.tensor(weights)), [-1], False)
+
+
 for _name in ("and", "or", "xor"):
-    form(f"bitwise_{_name} __{_name}__")(_bitwise(_name.capitalize(), f"Bitwise{_name.capitalize()}"))
+    form(f"bitwise_{_name} __{_name}__")(_bitwise(_name.capitalize()))
 
 
 @form("bitwise_not")
 def bitwise_not(g: Graph, x: Ref) -> Ref:
-    need(x.dtype == torch.bool or g.opset >= 18)
-    return g.op("Not" if x.dtype == torch.bool else "BitwiseNot", x)
+    if x.dtype == torch.bool or g.opset >= 18:
+        return g.op("Not" if x.dtype == torch.bool else "BitwiseNot", x)
+    ones = torch.iinfo(x.dtype).max if x.dtype == torch.uint8 else -1
+    return g.cast(g.op("Sub", g.full(ones, torch.int64), g.cast(x, torch.int64)), x.dtype)
 
 
 def _shift(direction: str) -> Form:

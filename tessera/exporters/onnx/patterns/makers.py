@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tessera.ir.equation import Arg, Equation, Value
+from tessera.ir.rewrite import maker_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 
@@ -14,9 +15,7 @@ class Makers:
         self.makers = trace.makers()
 
     def of(self, v: Arg, *names: str) -> Equation | None:
-        """The equation that makes a value, if its operator has one of these names."""
-        eqn = self.makers.get(v) if isinstance(v, Value) else None
-        return eqn if eqn is not None and eqn.opname in names else None
+        return maker_of(self.makers, v, *names)
 
     def uncast(self, v: Arg) -> Arg:
         """A value before it was brought to another dtype."""

@@ -170,6 +170,10 @@ class Emitter:
         """This program's block of a dim starts there."""
         self.places.position(dim, self.main, first)
 
+    def _note_start(self, dim: Dim, first: str) -> None:
+        """A block's start under a name, for emitters that compute positions where they are needed."""
+        self.places.starts[dim.axes] = self._assign(self.places.start, f"at_{''.join(dim.axes)}", first)
+
     def _grouped(self, rows: Dim, columns: Dim, left: str, more: bool) -> str:
         """Blocks in groups of rows, so that neighbours in time read the same columns."""
         start, size, group = self.places.start, self.places.size, self.schedule.group

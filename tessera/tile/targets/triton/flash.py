@@ -157,5 +157,4 @@ class _Flash(Emitter):
             return size
         return f"tl.minimum({size}, {start} + {rows.block})"
 
-    def _start(self, dim: Dim, first: str) -> None:
-        self.places.starts[dim.axes] = self._assign(self.places.start, f"at_{''.join(dim.axes)}", first)
+    _start = Emitter._note_start

@@ -119,8 +119,7 @@ class _Tiles(Emitter):
     def _program(self) -> str:
         return "pid"
 
-    def _start(self, dim: Dim, first: str) -> None:
-        self.places.starts[dim.axes] = self._assign(self.places.start, f"at_{''.join(dim.axes)}", first)
+    _start = Emitter._note_start
 
     # --- the loop ---
 

@@ -24,7 +24,7 @@ LARGEST = 1 << 24  # elements of what is computed on the way
 LITERAL = torch.ops.aten.lift_fresh_copy.default
 
 
-def known(builder: Builder, v: Value) -> torch.Tensor | None:
+def decided(builder: Builder, v: Value) -> torch.Tensor | None:
     """What a value holds in every run."""
     makers = {out: eqn for eqn in builder.equations for out in eqn.results()}
     wanted, seen, constants = [v], set[int](), dict[Value, torch.Tensor]()
