@@ -82,6 +82,12 @@ def sparse(count: int, size: int):
     return made
 
 
+def columns():
+    """Columns of a picture with more places than anyone has."""
+    data = [constant("c", np.ones((1, 4, 4), np.float32)), constant("b", np.array([2, 2]))]
+    return model([node("Col2Im", ["c", "s", "b"], ["y"])], [], ["y"], [*data, constant("s", np.array([2**30, 2**30]))])
+
+
 BOMBS: dict[str, tuple[Callable[[], object], str]] = {
     "functions that call others twice, and so on": (lambda: functions(50), "nodes where functions are called"),
     "loops in loops": (lambda: loops(4, 5000), "turns"),
@@ -92,6 +98,11 @@ BOMBS: dict[str, tuple[Callable[[], object], str]] = {
     "a pattern that looks back": (lambda: pattern("(a+)+b"), "may take too long"),
     "a pattern of choices": (lambda: pattern("(a|aa)*b"), "may take too long"),
     "a pattern of many repeats": (lambda: pattern("a*a*a*a*a*a*a*b"), "may take too long"),
+    "columns of a huge picture": (columns, "more than the limit"),
+    "parts without end": (
+        lambda: model([node("Split", ["x"], ["y"], num_outputs=2**31)], [value("x", [4])], ["y"]),
+        "expected num_outputs=1",
+    ),
     "many sparse tensors": (lambda: sparse(30, 1 << 24), "sparse tensors of the file"),
 }
 
@@ -110,6 +121,19 @@ def test_refused(name: str, compile: bool) -> None:  # noqa: A002
         net(*[torch.ones(4)] * len(net.input_names))
     assert time.process_time() - start < (10 if compile else 5)  # a bomb takes minutes; the compiler may share its core
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
+
+
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("op", ["Gather", "GatherElements", "ScatterElements"])
+def test_an_index_out_of_bounds_names_its_node(op: str, compile: bool) -> None:  # noqa: A002
+    """Only a run tells; the kernel that a program calls knows nothing of nodes."""
+    given = [constant("i", np.array([0, 99])), constant("u", np.ones(2, np.float32))]
+    inputs = ["x", "i", "u"] if op == "ScatterElements" else ["x", "i"]
+    net = tessera_onnx.load(
+        model([node(op, inputs, ["y"], name="far")], [value("x", [4])], ["y"], given), compile=compile
+    )
+    with pytest.raises(OnnxError, match="far.*out of (range|bounds)"):
+        net(torch.ones(4))
 
 
 @pytest.mark.parametrize("compile", [True, False])
