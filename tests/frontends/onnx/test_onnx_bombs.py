@@ -88,6 +88,22 @@ def columns():
     return model([node("Col2Im", ["c", "s", "b"], ["y"])], [], ["y"], [*data, constant("s", np.array([2**30, 2**30]))])
 
 
+def grams(index: int):
+    words = {"pool_int64s": [1, 2], "ngram_counts": [0], "ngram_indexes": [0, index], "mode": "TF"}
+    far = {"max_gram_length": 2**40, "max_skip_count": 2**40, "min_gram_length": 1}
+    return model([node("TfIdfVectorizer", ["i"], ["y"], **words, **far)], [], ["y"], [constant("i", np.array([1, 2]))])
+
+
+def forest():
+    nodes = {"treeids": [0], "nodeids": [0], "featureids": [0], "values": [0.5], "modes": ["LEAF"]}
+    nodes |= {"truenodeids": [0], "falsenodeids": [0]}
+    leaf = {"target_treeids": [0], "target_nodeids": [0], "target_ids": [0], "target_weights": [1.0]}
+    attributes = {**{f"nodes_{key}": x for key, x in nodes.items()}, **leaf, "n_targets": 2**41}
+    made = node("TreeEnsembleRegressor", ["i"], ["y"], domain="ai.onnx.ml", **attributes)
+    imports = {"ai.onnx.ml": 3}
+    return model([made], [], ["y"], [constant("i", np.ones((1, 1), np.float32))], **imports)
+
+
 BOMBS: dict[str, tuple[Callable[[], object], str]] = {
     "functions that call others twice, and so on": (lambda: functions(50), "nodes where functions are called"),
     "loops in loops": (lambda: loops(4, 5000), "turns"),
@@ -103,6 +119,8 @@ BOMBS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: model([node("Split", ["x"], ["y"], num_outputs=2**31)], [value("x", [4])], ["y"]),
         "expected num_outputs=1",
     ),
+    "words of a huge dictionary": (lambda: grams(2**40), "more than the limit"),
+    "trees of too many targets": (forest, "more than the limit"),
     "many sparse tensors": (lambda: sparse(30, 1 << 24), "sparse tensors of the file"),
 }
 
@@ -121,6 +139,14 @@ def test_refused(name: str, compile: bool) -> None:  # noqa: A002
         net(*[torch.ones(4)] * len(net.input_names))
     assert time.process_time() - start < (10 if compile else 5)  # a bomb takes minutes; the compiler may share its core
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
+
+
+def test_windows_beyond_all_there_is() -> None:
+    """They end where there is nothing more, soon and with the right answer."""
+    assert tessera_onnx.load(grams(1))().tolist() == [1, 1]
+    picture = torch.randn(1, 4, 2, 2)
+    net = tessera_onnx.load(model([node("LRN", ["x"], ["y"], size=2**40)], [value("x", [1, 4, 2, 2])], ["y"]))
+    torch.testing.assert_close(net(picture), picture)  # the sum of squares, by the size
 
 
 @pytest.mark.parametrize("compile", [True, False])
