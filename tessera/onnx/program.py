@@ -14,6 +14,7 @@ import torch
 
 from tessera.frontends.onnx.capture import Recorded, record_part
 from tessera.frontends.onnx.elements import Narrow
+from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.importer import Importer, Stop
 from tessera.frontends.onnx.interpreter import Interpreter, Scope
 from tessera.frontends.onnx.limits import Limits
@@ -55,7 +56,12 @@ class Compiler:
                 entry = part.entries.get(key) or self.make(part, inputs, constants, leaves, key, device)
             if entry is None:
                 return None
-        return entry(leaves)
+        try:
+            return entry(leaves)
+        except (IndexError, RuntimeError) as error:
+            if type(error) in (IndexError, RuntimeError):  # and not that memory is short, for one
+                self.name_fault(part, inputs, device, error)
+            raise
 
     def make(
         self, part: Part, inputs: dict, constants: set[str], leaves: list, key: tuple, device: torch.device
@@ -156,6 +162,13 @@ class Compiler:
 
     # --- the interpreter ---
 
+    def name_fault(self, part: Part, inputs: Values, device: torch.device, error: Exception) -> None:
+        """A kernel refused what it was given, an index out of bounds for one: the interpreter says at which node."""
+        try:
+            self.run(part, inputs, device)
+        except OnnxError as named:
+            raise named from error
+
     def interpret(self, part: Part, values: Values, device: torch.device, why: str) -> dict[str, object]:
         if id(part) not in self.told:
             self.told.add(id(part))
@@ -163,6 +176,9 @@ class Compiler:
             record = self.backend.next_record()
             record.nodes, record.eager_reason = len(part.nodes), f"{nodes}: the interpreter runs it: {why}"
             self.backend.graphs.append(record)
+        return self.run(part, values, device)
+
+    def run(self, part: Part, values: Values, device: torch.device) -> dict[str, object]:
         scope = Scope(self.model.opsets, graph=self.model.graph)
         scope.values.update({n: values[n] if n in values else self.state[n] for n in part.inputs})
         interpreter = Interpreter(self.model, self.limits, device)

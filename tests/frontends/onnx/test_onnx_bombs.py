@@ -82,6 +82,28 @@ def sparse(count: int, size: int):
     return made
 
 
+def columns():
+    """Columns of a picture with more places than anyone has."""
+    data = [constant("c", np.ones((1, 4, 4), np.float32)), constant("b", np.array([2, 2]))]
+    return model([node("Col2Im", ["c", "s", "b"], ["y"])], [], ["y"], [*data, constant("s", np.array([2**30, 2**30]))])
+
+
+def grams(index: int):
+    words = {"pool_int64s": [1, 2], "ngram_counts": [0], "ngram_indexes": [0, index], "mode": "TF"}
+    far = {"max_gram_length": 2**40, "max_skip_count": 2**40, "min_gram_length": 1}
+    return model([node("TfIdfVectorizer", ["i"], ["y"], **words, **far)], [], ["y"], [constant("i", np.array([1, 2]))])
+
+
+def forest():
+    nodes = {"treeids": [0], "nodeids": [0], "featureids": [0], "values": [0.5], "modes": ["LEAF"]}
+    nodes |= {"truenodeids": [0], "falsenodeids": [0]}
+    leaf = {"target_treeids": [0], "target_nodeids": [0], "target_ids": [0], "target_weights": [1.0]}
+    attributes = {**{f"nodes_{key}": x for key, x in nodes.items()}, **leaf, "n_targets": 2**41}
+    made = node("TreeEnsembleRegressor", ["i"], ["y"], domain="ai.onnx.ml", **attributes)
+    imports = {"ai.onnx.ml": 3}
+    return model([made], [], ["y"], [constant("i", np.ones((1, 1), np.float32))], **imports)
+
+
 BOMBS: dict[str, tuple[Callable[[], object], str]] = {
     "functions that call others twice, and so on": (lambda: functions(50), "nodes where functions are called"),
     "loops in loops": (lambda: loops(4, 5000), "turns"),
@@ -92,6 +114,13 @@ BOMBS: dict[str, tuple[Callable[[], object], str]] = {
     "a pattern that looks back": (lambda: pattern("(a+)+b"), "may take too long"),
     "a pattern of choices": (lambda: pattern("(a|aa)*b"), "may take too long"),
     "a pattern of many repeats": (lambda: pattern("a*a*a*a*a*a*a*b"), "may take too long"),
+    "columns of a huge picture": (columns, "more than the limit"),
+    "parts without end": (
+        lambda: model([node("Split", ["x"], ["y"], num_outputs=2**31)], [value("x", [4])], ["y"]),
+        "expected num_outputs=1",
+    ),
+    "words of a huge dictionary": (lambda: grams(2**40), "more than the limit"),
+    "trees of too many targets": (forest, "more than the limit"),
     "many sparse tensors": (lambda: sparse(30, 1 << 24), "sparse tensors of the file"),
 }
 
@@ -110,6 +139,27 @@ def test_refused(name: str, compile: bool) -> None:  # noqa: A002
         net(*[torch.ones(4)] * len(net.input_names))
     assert time.process_time() - start < (10 if compile else 5)  # a bomb takes minutes; the compiler may share its core
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
+
+
+def test_windows_beyond_all_there_is() -> None:
+    """They end where there is nothing more, soon and with the right answer."""
+    assert tessera_onnx.load(grams(1))().tolist() == [1, 1]
+    picture = torch.randn(1, 4, 2, 2)
+    net = tessera_onnx.load(model([node("LRN", ["x"], ["y"], size=2**40)], [value("x", [1, 4, 2, 2])], ["y"]))
+    torch.testing.assert_close(net(picture), picture)  # the sum of squares, by the size
+
+
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("op", ["Gather", "GatherElements", "ScatterElements"])
+def test_an_index_out_of_bounds_names_its_node(op: str, compile: bool) -> None:  # noqa: A002
+    """Only a run tells; the kernel that a program calls knows nothing of nodes."""
+    given = [constant("i", np.array([0, 99])), constant("u", np.ones(2, np.float32))]
+    inputs = ["x", "i", "u"] if op == "ScatterElements" else ["x", "i"]
+    net = tessera_onnx.load(
+        model([node(op, inputs, ["y"], name="far")], [value("x", [4])], ["y"], given), compile=compile
+    )
+    with pytest.raises(OnnxError, match="far.*out of (range|bounds)"):
+        net(torch.ones(4))
 
 
 @pytest.mark.parametrize("compile", [True, False])

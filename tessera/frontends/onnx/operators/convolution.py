@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from tessera.frontends.onnx.errors import OnnxError
+from tessera.frontends.onnx.interpreter import Context
+from tessera.frontends.onnx.operators.allocation import allowed
 from tessera.frontends.onnx.operators.products import shifted, sums_in_half
 from tessera.frontends.onnx.operators.rounding import requantized
 from tessera.frontends.onnx.registry import operator
@@ -208,6 +210,7 @@ def col2im(
     dilations: list[int] | None = None,
     pads: list[int] | None = None,
     strides: list[int] | None = None,
+    context: Context,
 ) -> Tensor:
     """Sums of columns at the places that they came from."""
     image, block = numbers(image_shape), numbers(block_shape)
@@ -218,6 +221,8 @@ def col2im(
     room = [n + p + q for n, p, q in zip(image, before, after, strict=True)]
     counts = [(n - d * (k - 1) - 1) // s + 1 for n, d, k, s in zip(room, dilations, block, strides, strict=True)]
     channels = x.shape[1] // math.prod(block)
+    allowed([*block, *counts], 8, context)
+    allowed([x.shape[0], channels, *room], x.element_size(), context)
     flat = torch.zeros([1] * (2 * rank), dtype=torch.int64, device=x.device)
     for i in range(rank):  # the place in the padded image of each element of each block, one dimension at a time
         offsets = torch.arange(block[i], device=x.device) * dilations[i]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from tessera.frontends.onnx.errors import OnnxError
+from tessera.frontends.onnx.interpreter import Context
+from tessera.frontends.onnx.operators.allocation import allowed
 from tessera.frontends.onnx.operators.ml_models import labelled, transformed
 from tessera.frontends.onnx.registry import ML, operator
 from tessera.frontends.onnx.values import literal, numbers
@@ -127,6 +129,7 @@ def tree_ensemble(
     leaf_weights: Tensor,
     membership_values: Tensor | None = None,
     n_targets: int,
+    context: Context,
     nodes_falseleafs: list[int],
     nodes_falsenodeids: list[int],
     nodes_featureids: list[int],
@@ -164,6 +167,7 @@ def tree_ensemble(
     )
     weights = {inner + i: [(t, w)] for i, (t, w) in enumerate(zip(leaf_targetids, numbers(leaf_weights), strict=True))}
     forest = _Forest.of(tree_roots, tables, weights, members_of)
+    allowed([len(forest.true), n_targets], 8, context)
     scores = forest.scores(x, n_targets, _AGGREGATES[aggregate_function], None)
     return transformed(scores, _TRANSFORMS[post_transform])
 
@@ -215,6 +219,7 @@ def tree_ensemble_regressor(
     base_values: list[float] | None = None,
     base_values_as_tensor: Tensor | None = None,
     n_targets: int = 1,
+    context: Context,
     nodes_falsenodeids: list[int],
     nodes_featureids: list[int],
     nodes_hitrates: list[float] | None = None,
@@ -244,6 +249,7 @@ def tree_ensemble_regressor(
         nodes_missing_value_tracks_true,
         (target_treeids, target_nodeids, target_ids, _floats(target_weights, target_weights_as_tensor)),
     )
+    allowed([len(forest.true), n_targets], 8, context)
     scores = forest.scores(x, n_targets, aggregate_function, _floats(base_values, base_values_as_tensor))
     return transformed(scores.float(), post_transform)
 

@@ -151,7 +151,9 @@ def mean_variance_normalization(x: Tensor, *, axes: list[int] | None = None) -> 
 def local_response_normalization(
     x: Tensor, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int
 ) -> Tensor:
-    squares = F.pad((x * x).movedim(1, -1), ((size - 1) // 2, size - 1 - (size - 1) // 2)).unfold(-1, size, 1).sum(-1)
+    # No window reaches further than all channels.
+    before, after = (min(n, x.shape[1] - 1) for n in ((size - 1) // 2, size - 1 - (size - 1) // 2))
+    squares = F.pad((x * x).movedim(1, -1), (before, after)).unfold(-1, before + 1 + after, 1).sum(-1)
     return x / (bias + alpha / size * squares.movedim(-1, 1)).pow(beta)
 
 

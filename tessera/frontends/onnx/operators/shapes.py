@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.interpreter import Context
 from tessera.frontends.onnx.operators.allocation import allowed
 from tessera.frontends.onnx.registry import operator
@@ -98,7 +99,10 @@ def split(
 ) -> tuple:
     if lengths is not None:
         return torch.split(x, numbers(lengths), axis)
-    return _equal_parts(x, num_outputs or len(context.node.outputs), axis)
+    count = len(context.node.outputs)
+    if num_outputs not in (None, count):
+        raise OnnxError(f"{context.node}: expected num_outputs={count}, as many as it has, got {num_outputs}")
+    return _equal_parts(x, count, axis)
 
 
 def _equal_parts(x: Tensor, count: int, axis: int) -> tuple:

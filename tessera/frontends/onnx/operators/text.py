@@ -9,6 +9,7 @@ import torch
 
 from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.interpreter import Context
+from tessera.frontends.onnx.operators.allocation import allowed
 from tessera.frontends.onnx.operators.patterns import MOST_STEPS, steps
 from tessera.frontends.onnx.registry import operator
 
@@ -93,6 +94,7 @@ def tf_idf_vectorizer(
     pool_int64s: list[int] | None = None,
     pool_strings: list[str] | None = None,
     weights: list[float] | None = None,
+    context: Context,
 ) -> torch.Tensor:
     """How often each listed n-gram stands in each row, counted with gaps of up to `max_skip_count`."""
     pool: list = pool_strings if pool_strings is not None else pool_int64s or []
@@ -103,10 +105,10 @@ def tf_idf_vectorizer(
             grams[tuple(pool[place : place + i + 1])] = len(grams)
     array = np.asarray(x)
     rows = array.reshape(1, -1) if array.ndim < 2 else array
-    counts = np.zeros((len(rows), max(ngram_indexes, default=-1) + 1), dtype=np.float32)
+    counts = np.zeros(allowed((len(rows), max(ngram_indexes, default=-1) + 1), 4, context), dtype=np.float32)
     for r, row in enumerate(rows.tolist()):
-        for length in range(min_gram_length, max_gram_length + 1):
-            for skip in range(1, (max_skip_count if length > 1 else 0) + 2):
+        for length in range(min_gram_length, min(max_gram_length, len(row)) + 1):
+            for skip in range(1, (min(max_skip_count, len(row)) if length > 1 else 0) + 2):
                 for start in range(len(row) - (length - 1) * skip):
                     gram = tuple(row[start + j * skip] for j in range(length))
                     if gram in grams:
