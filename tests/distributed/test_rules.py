@@ -25,7 +25,7 @@ SOME = (
     "nn.functional.layer_norm", "softmax", "nn.functional.cross_entropy", "nn.functional.embedding",
     "gather", "index_select", "cat", "stack", "unbind", "permute", "reshape", "expand", "flip", "nn.functional.conv2d",
     "nn.functional.pad", "scatter_add", "index_copy", "index_put", "index_add", "squeeze", "nn.functional.mse_loss",
-    "linalg.vector_norm",
+    "linalg.vector_norm", "masked_scatter",
 )  # fmt: skip
 
 

@@ -22,6 +22,8 @@ from tessera.ops.factors.rule import Dims, Factors, tensors
 from tessera.torch_internals.dispatch import disable_current_modes
 from tessera.torch_internals.operators import OpOverload
 
+# What an element gets depends on how much of the mask stands before it; a few draws may not show that.
+COUNTING = ("masked_scatter", "masked_scatter_backward")
 SMALL = 1 << 14  # elements of an operand, above which it is not tried
 FEWEST = 4  # of a dimension that is tried: uneven chunks need some
 Cuts = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # the dimension that is cut, of operands and of results
@@ -42,6 +44,8 @@ def tried(eqn: Equation) -> Factors | None:
 
 def _may_be_tried(eqn: Equation) -> bool:
     if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or draws(eqn.op, eqn.args, eqn.kwargs):
+        return False
+    if eqn.opname in COUNTING:
         return False
     types = [v.type for v in (*eqn.inputs(), *eqn.results())]
     if not all(isinstance(t, TensorType) and not t.is_symbolic for t in types):
