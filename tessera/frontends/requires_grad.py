@@ -128,8 +128,8 @@ class Level:
 
     def says(self, x: torch.Tensor, outer: Sequence[Level]) -> bool:
         """What a tensor that the program can name answers."""
-        real = x.is_floating_point() or x.is_complex()
-        v = self.base(x) if real and not self.grad else self.value(x)
+        fixed = not self.grad and not self.begins and (x.is_floating_point() or x.is_complex())
+        v = self.base(x) if fixed else self.value(x)
         if v is None:
             return says(x, outer)
         if v in self.behind:
@@ -160,7 +160,7 @@ class Level:
         return recorder.value(x) if recorder is not None and id(x) in recorder.refs else None
 
     def base(self, x: torch.Tensor) -> Value | None:
-        """Where gradients are off, a write changes no history, and that of a view is its base's."""
+        """Where gradients are off and none begin, a write changes no history, and that of a view is its base's."""
         recorder = recorder_of(self.builder)
         ref = recorder.refs.get(id(x)) if recorder is not None else None
         while ref is not None and ref.begun not in self.behind and ref.view is not None and not ref.view.detaches:
