@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 import torch._functorch.config
+from torch import Tensor
 
 from tessera.torch_internals.autograd import unpacks_one_by_one
 from tessera.util.errors import CaptureError, DoubleBackwardError
@@ -167,6 +168,20 @@ def eagers_gradient_lies_over_itself(case: Case) -> bool:
 
 def others_show_hooks_the_same(case: Case) -> bool:
     return not case.refused and ": hook" in case.reason and case.given_by(case.others)
+
+
+def hooks_come_in_another_order(case: Case) -> bool:
+    """One node tells its arguments' hooks one after the other; in eager the order is that of the graph behind. They
+    are told the same."""
+    sorted_ = (with_sorted_hooks(case.eager), with_sorted_hooks(case.ours))
+    return ": hook" in case.reason and not compared(*sorted_, case.text, case.kind)
+
+
+def with_sorted_hooks(ran: Ran) -> Ran:
+    def key(told: tuple[str, Tensor]) -> tuple:
+        return told[0], str(told[1].dtype), tuple(told[1].shape), told[1].flatten().tolist()
+
+    return replace(ran, sights=[replace(sight, hooks=sorted(sight.hooks, key=key)) for sight in ran.sights])
 
 
 def second_derivatives_lead_elsewhere(case: Case) -> bool:
@@ -384,6 +399,7 @@ LAWFUL: list[tuple[str, Callable[[Case], bool]]] = [
     ("written", others_gradients_do_not_fit_either),
     ("written", eagers_gradient_lies_over_itself),
     ("node", others_show_hooks_the_same),
+    ("node", hooks_come_in_another_order),
     ("written", a_checkpoint_is_refused),
     ("written", a_checkpoint_runs_on_what_was_written),
     ("node", module_hooks_hand_on_zeros),

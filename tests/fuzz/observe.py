@@ -94,11 +94,11 @@ def noted(x: Tensor) -> Note:
         # Of a view that no_grad made of a tensor with a history, eager says that it is a leaf.
         leaf = x.is_leaf and not (x.requires_grad and x._is_view())
         value, grad = x.detach().clone(), x.grad if leaf else None
-        # A stride along one element, or in a tensor without elements, says nothing.
+        # A stride along one element says nothing, nor does where a tensor without elements begins.
         stride = tuple(s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1) if x.numel() else ()
         return Note(
             x.dtype, tuple(x.shape), stride, x.requires_grad, leaf, value,
-            None if grad is None else grad.detach().clone(), x.storage_offset(),
+            None if grad is None else grad.detach().clone(), x.storage_offset() if x.numel() else 0,
         )  # fmt: skip
 
 

@@ -225,6 +225,28 @@ def scenario():
     f = compiled(program)
     see(out=f(t(3, seed=1)))
 """
+HOOKS_IN_TURN = """
+def program(x, w):
+    return w * 2, x * 3
+def scenario():
+    f = compiled(program)
+    x, w = t(3, seed=1).requires_grad_(), t(3, seed=2).requires_grad_()
+    w.register_hook(note)
+    x.register_hook(note_half)
+    backward(f(x, w))
+    backward(f(x, w), 0)
+    see(x=x, w=w)
+"""
+BEGINS_NOWHERE = """
+def program(x):
+    y = x**3
+    z = y[None]
+    z.mul_(2)
+    return z, y[1:, :1]
+def scenario():
+    f = compiled(program)
+    see(out=f(t(4, 2, seed=1).t()[1:]))
+"""
 
 
 @pytest.mark.parametrize(
@@ -246,6 +268,9 @@ def scenario():
         (HIDES_A_WRITE.replace(".data", ".clone()"), "jit", "same"),
         (FILLS_INTEGERS, "functional", "written"),
         (INDEXES_IN_VAIN, "jit", "beyond"),
+        (HOOKS_IN_TURN, "jit", "node"),
+        (HOOKS_IN_TURN.replace("x.register_hook(note_half)", "pass"), "jit", "same"),
+        (BEGINS_NOWHERE, "backend", "same"),
         (READS_NO_PRODUCT, "jit", "beyond"),
         (READS_NO_PRODUCT.replace("return x * 2", "return y"), "jit", "same"),
     ],

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from programs import random_program, trace_of
 
+import tessera as t
 from tessera.ir.equation import map_values, values_in
 from tessera.ir.printer import callable_of
 from tessera.passes.memory.alias import escaping, roots
@@ -39,6 +40,35 @@ def test_fresh():
         lambda x: F.dropout(x, 0.5, training=True),
     ):  # fmt: skip
         assert not shares(fresh, X), fresh
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, view):
+        return x.view_as(x) if view else x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2, None
+
+
+def test_a_function_of_the_users_shares_what_its_forward_shares():
+    assert shares(lambda x: Twice.apply(x, True)[0], X)
+    assert not shares(lambda x: Twice.apply(x, False)[0], X)
+    double = t.custom_vjp(lambda x: x * 2)
+    double.defvjp(lambda x: (x * 2, None), lambda saved, ct: (ct * 2,))
+    assert not shares(lambda x: double(x)[0], X)
+
+
+def test_what_a_function_gave_is_laid_out_as_it_was_where_its_argument_is_written():
+    def f(x):
+        y = Twice.apply(x, False)
+        row = y[..., 0]
+        x.add_(y)
+        return row, y
+
+    row, y = t.jit(f, frontend="functional")(X.clone())
+    assert row.stride() == (4,) and row.data_ptr() == y.data_ptr()
 
 
 def test_every_view_really_shares_memory():

@@ -21,6 +21,7 @@ from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, Type, type_of
 from tessera.ops.custom import AUTOGRAD_FUNCTION, ONCE, Deferred, Flags, is_float
+from tessera.ops.families import is_one, same_shape
 from tessera.torch_internals import pytree
 from tessera.torch_internals.autograd import SingleLevelFunction
 from tessera.torch_internals.functorch import VmapInfo
@@ -169,7 +170,8 @@ class _Recorded:
             seeds = [self.seed(ctx, *at) for at in zip(outs, cts, pulled, self.fixed, strict=True)]
             grads = rule(ctx, *seeds)
             self.looked |= ctx._looked or not ctx._materialize
-            return [_one(g, (*cts, *ctx._saved), once) for g in self.listed(grads)]
+            fitted = [self.fitted(i, g) if needs[i] else g for i, g in enumerate(self.listed(grads))]
+            return [_one(g, (*cts, *ctx._saved), once) for g in fitted]
 
         seeds = [seed_like(o) if is_float(o) else None for o in outs]
         traced = trace_function(backward, (state, seeds), name=f"{self.name}_backward", close=True)
@@ -191,6 +193,19 @@ class _Recorded:
                 f"{self.name}.backward gave {len(listed)} gradients, expected {len(self.args)}, one an argument"
             )
         return [g if isinstance(g, torch.Tensor) else None for g in listed[: len(self.args)]]
+
+    def fitted(self, index: int, g: torch.Tensor | None) -> torch.Tensor | None:
+        """A gradient as autograd takes it: summed where the argument was broadcast, refused if it was not."""
+        shape = self.args[index].shape  # type: ignore[attr-defined]
+        if g is None or same_shape(g.shape, shape):
+            return g
+        lead = g.ndim - len(shape)
+        if lead < 0 or not all(is_one(s) or same_shape([s], [n]) for s, n in zip(shape, g.shape[lead:], strict=True)):
+            raise CaptureError(
+                f"Function {self.name}Backward returned an invalid gradient at index {index} - got {list(g.shape)} "
+                f"but expected shape compatible with {list(shape)}"
+            )
+        return g.sum_to_size(shape)
 
     def backward_trace(self, second: Traced) -> Trace:
         """The traced backward over (operands, all that forward gives, cotangents): one output an operand."""

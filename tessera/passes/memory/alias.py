@@ -20,7 +20,7 @@ from tessera.ir.strides import LAID_OUT
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.views import MAY_COPY, UNANNOTATED
-from tessera.ops.custom import ONCE
+from tessera.ops.custom import AUTOGRAD_FUNCTION, CUSTOM_VJP, ONCE
 from tessera.ops.launch import LAUNCH
 from tessera.ops.tied import TIED
 from tessera.torch_internals.operators import OpOverload, can_decompose, op_name, op_schema
@@ -124,8 +124,8 @@ def roots(trace: Trace) -> Roots:
     for v in (*trace.inputs, *trace.constants):
         memory[v] = frozenset((v,)) if isinstance(v.type, TensorType) else NONE
     for eqn in trace.equations:
-        if isinstance(eqn.op, Special) and eqn.op.body is not None:
-            _region(eqn, eqn.op.body, memory)
+        if inside := _inside(eqn):
+            _region(eqn, *inside, memory)
             continue
         shared = shared_by(eqn)
         held = NONE
@@ -138,11 +138,26 @@ def roots(trace: Trace) -> Roots:
     return memory
 
 
-def _region(eqn: Equation, body: Trace, memory: Roots) -> None:
+def _inside(eqn: Equation) -> tuple[Trace, list[Value]] | None:
+    """The program that an equation runs, and its arguments: a region, or a user's function and what that saves."""
+    if not isinstance(eqn.op, Special):
+        return None
+    if eqn.op.body is not None:
+        return eqn.op.body, eqn.inputs()
+    place = _RUNS.get(eqn.op)
+    if place is None or not isinstance(eqn.args[place[0]], Trace):
+        return None
+    return eqn.args[place[0]], values_in(eqn.args[place[1] :])  # type: ignore[return-value]
+
+
+_RUNS = {AUTOGRAD_FUNCTION: (1, 5), CUSTOM_VJP: (0, 3)}  # where the program stands among the arguments, and its own
+
+
+def _region(eqn: Equation, body: Trace, arguments: list[Value], memory: Roots) -> None:
     """Results of a region share memory with its arguments and with each other as its equations say."""
     inner = roots(body)
     outside: dict[Value, frozenset[Value]] = {
-        v: memory[a] for v, a in zip(body.inputs, eqn.inputs(), strict=True) if isinstance(v.type, TensorType)
+        v: memory[a] for v, a in zip(body.inputs, arguments, strict=True) if isinstance(v.type, TensorType)
     }
     for v, result in zip(values_in(body.outputs), eqn.results(), strict=True):
         mine: frozenset[Value] = NONE
