@@ -85,6 +85,35 @@ def test_examples_of_a_batch(dims: tuple) -> None:
         assert_close(mine, torch.stack(theirs))
 
 
+class Complex(Gate):
+    @staticmethod
+    def backward(ctx, g):
+        return g * 1j, None
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_complex_gradient_of_a_real_argument_is_refused() -> None:
+    for run in (Complex.apply, t.jit(lambda x, y: Complex.apply(x, y)), t.jit(Complex.apply, frontend="functional")):  # type: ignore[no-untyped-call]
+        with pytest.raises(RuntimeError):
+            gradients(run, (2, 4), (2, 4))
+
+
+HOOKS: list[Callable] = [lambda g: g.float(), lambda g: g.expand(2, *g.shape), lambda g: g.sum(), lambda g: g[:1]]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("hook", range(len(HOOKS)))
+def test_a_hook_that_changes_type_or_size_is_refused(hook: int) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        y.register_hook(HOOKS[hook])
+        return y * 3
+
+    for run in (f, t.jit(f)):
+        with pytest.raises(RuntimeError, match="has changed the (type|size) of value"):
+            gradients(run, (2, 3))
+
+
 @pytest.mark.filterwarnings("error")
 def test_another_shape_is_refused() -> None:
     def f(x: Tensor, y: Tensor) -> Tensor:

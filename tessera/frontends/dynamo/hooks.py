@@ -20,6 +20,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value, substitute
 from tessera.ir.record import recording
 from tessera.ir.trace import Trace
+from tessera.ops.families import same_shape
 from tessera.util.errors import CaptureError
 
 _DEF = re.compile(r"\s*(async\s+)?def\s")
@@ -51,6 +52,8 @@ def record_hook(
         def backward(ctx, ct):  # noqa: ANN001, ANN205
             changed = body(ct, *ctx.free)
             changed = changed[0] if isinstance(changed, tuple) else changed
+            if changed is not None and (changed.dtype != ct.dtype or not same_shape(changed.shape, ct.shape)):
+                raise CaptureError("a hook that changes a gradient's type or size; the graph runs eagerly")
             return ct if changed is None else changed, *(None for _ in ctx.free)
 
     with torch.enable_grad():  # a hook set under no_grad is set all the same

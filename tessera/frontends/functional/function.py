@@ -196,7 +196,10 @@ class _Recorded:
 
     def fitted(self, index: int, g: torch.Tensor | None) -> torch.Tensor | None:
         """A gradient as autograd takes it: summed where the argument was broadcast, refused if it was not."""
-        shape = self.args[index].shape  # type: ignore[attr-defined]
+        x: torch.Tensor = self.args[index]
+        if g is not None and g.is_complex() and not x.is_complex():
+            raise CaptureError(f"{self.name}.backward gave a complex gradient for argument {index}, which is real")
+        shape = x.shape
         if g is None or same_shape(g.shape, shape):
             return g
         lead = g.ndim - len(shape)
