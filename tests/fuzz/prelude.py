@@ -161,14 +161,15 @@ def called(fn: Callable, *args: object, use_reentrant: bool) -> object:  # noqa:
     return fn(*args)
 
 
-def on_copies(fn: Callable, *args: object, use_reentrant: bool) -> object:  # noqa: ARG001
-    """The same on copies of all that it reads, which nobody can write later."""
+def on_copies(fn: Callable, *args: object, use_reentrant: bool) -> object:
+    """A checkpoint on copies of all that it reads, which nobody can write later."""
 
     def copied(x: object) -> object:
         return x.clone() if isinstance(x, Tensor) else x
 
     cells = tuple(CellType(copied(cell.cell_contents)) for cell in fn.__closure__ or ())
-    return FunctionType(fn.__code__, fn.__globals__, closure=cells)(*map(copied, args))
+    again = FunctionType(fn.__code__, fn.__globals__, closure=cells)
+    return checkpoint(again, *map(copied, args), use_reentrant=use_reentrant)
 
 
 LOG: list[tuple[str, Tensor]] = []  # what hooks were called with

@@ -259,6 +259,7 @@ def scenario():
         (RECOMPUTES, "tile", "written"),
         (RECOMPUTES, "jit", "same"),
         (RUNS_AGAIN, "jit", "written"),
+        (RUNS_AGAIN.replace("y.sum()", "y[1:].neg_()"), "functional", "written"),
         (CANCELS, "jit", "beyond"),
         (HANDS_ON_NONE, "jit", "node"),
         (HANDS_ON_NONE.replace("Over", "Filled"), "jit", "same"),
