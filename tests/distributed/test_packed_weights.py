@@ -59,6 +59,42 @@ def test_trains_alike_and_gathers_no_rows(cut: str, plan: dict[str, str]) -> Non
     assert not [note for note in compilation.account.gathered if "norm" not in note.operator]
 
 
+MANY, FEW, EACH = 8, 2, 2  # heads of queries, of keys, and how wide one is
+UNEQUAL = {
+    "split": lambda y: y.split([MANY * EACH, FEW * EACH, FEW * EACH], -1),
+    "slice": lambda y: (y[..., : MANY * EACH], y[..., MANY * EACH : -FEW * EACH], y[..., -FEW * EACH :]),
+    "groups": lambda y: [
+        part.flatten(-3) for part in y.unflatten(-1, (FEW, -1, EACH)).split([MANY // FEW, 1, 1], -2)
+    ],
+}  # fmt: skip
+
+
+class Grouped(nn.Module):
+    """Fewer heads of keys than of queries in one weight, whose blocks are unequal."""
+
+    def __init__(self, cut: str) -> None:
+        super().__init__()
+        self.words, self.norm, self.cut = nn.Embedding(VOCABULARY, WIDTH), nn.LayerNorm(WIDTH), cut
+        self.qkv, self.o = nn.Linear(WIDTH, (MANY + 2 * FEW) * EACH), nn.Linear(MANY * EACH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        q, k, v = (y.unflatten(-1, (-1, EACH)).transpose(1, 2) for y in UNEQUAL[self.cut](self.qkv(self.norm(x))))
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.head(x + self.o(a.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("word", ["tensor", "sequence"])
+@pytest.mark.parametrize("cut", UNEQUAL)
+def test_unequal_blocks_train_alike(cut: str, word: str, axes: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    model, batches, plan = Grouped(cut).double(), token_batches(2), {"dp": "zero3", "tp": word}
+    mine = train_mesh(model, token_loss, batches, axes, {axis: plan[axis] for axis in axes})
+    assert_equal(mine, train_whole(model, token_loss, batches, "adam", None))
+
+
 def test_it_sends_what_single_projections_send_and_its_weight() -> None:
     def counted(model: nn.Module) -> Counter:
         step = compiled_step(model, token_loss, token_batches(1, 64)[0], {"tp": 2}, {"tp": "tensor"}, "sgd", None)

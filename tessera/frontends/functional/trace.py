@@ -181,7 +181,7 @@ def _refuse_unknown_sizes(trace: Trace) -> None:
                 raise CaptureError(f"{source}: {_ASKS}")
             raise CaptureError(
                 f"{source}: the shape of {v.name} is known only when the program runs; keep the shape, and choose "
-                "values with torch.where"
+                f"values with torch.where. {_KEEPS}"
             )
 
 
@@ -343,9 +343,14 @@ def _positional(fn: Callable) -> list[str]:
     return [p.name for p in signature.parameters.values() if p.kind in kinds]
 
 
+_KEEPS = (
+    "In place of cross_entropy(x[mask], labels[mask]) write cross_entropy(x, labels.where(mask, -100)), of "
+    "x[mask].mean() write x.where(mask, 0).sum() / mask.sum()."
+)
 _ASKS = (
     "the program asks for the value of a tensor (.item(), bool(), a Python `if` on it, how many rows x[mask] has) "
-    "while it is being traced. Choose with torch.where or torch.cond, or pass that number as a Python argument."
+    "while it is being traced. Choose with torch.where or torch.cond, or pass that number as a Python argument. "
+    f"{_KEEPS}"
 )
 AUTOGRAD = "does not require grad and does not have a grad_fn"
 _DIFFERENTIATES = (

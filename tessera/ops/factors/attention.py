@@ -10,14 +10,13 @@ from __future__ import annotations
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import TensorType, size_key
-from tessera.ops.factors.ring import ring_attention, ring_backward
+from tessera.ops.factors.ring import ring_attention, ring_backward, same_size
 from tessera.ops.factors.rule import Dims, Factors, apart, arguments, rule, tensors
 
 FUSED = [f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn")]
 FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 KERNELS = f"scaled_dot_product_attention {FLASH_ON_CPU}"
 BACKWARD = f"{FLASH_ON_CPU}_backward"
-RINGS = ("scaled_dot_product_attention", FLASH_ON_CPU, FUSED[0], BACKWARD, f"{FUSED[0]}_backward")
 
 
 def _sizes(q: Value, k: Value, v: Value) -> dict | None:
@@ -38,7 +37,8 @@ class _Attention:
         self.known = self.sizes is not None and not arguments(eqn)["dropout_p"]
         self.heads = ("h", "g") if self.sizes and self.sizes.get("g", 1) != 1 else ("h",)
         self.keys = "s" if size_key(self.q.shape[2]) == size_key(self.k.shape[2]) else "k"
-        self.around = {"s"} if self.keys == "s" and eqn.opname in RINGS else set()
+        lse = self.given.get("logsumexp", eqn.outputs[1] if eqn.many else None)
+        self.around = {"s"} if self.keys == "s" and (lse is None or same_size(lse, self.q)) else set()
         self.whole = {"s", "k", "e", "v", "m"}
 
     def dims(self, name: str, v: Value) -> Dims:

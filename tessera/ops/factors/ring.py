@@ -9,6 +9,8 @@ chunk of the start and its mirror of the end. Then in each step every rank has t
 queries with the others' early keys, and either its early queries with those too, or its late queries with the late
 keys. Which of the two is a value, not a shape, so all ranks run one text. A mask stays with the queries
 (`ring_mask`); a query that sees none of the keys of a step finds nothing there.
+
+Here a log-sum-exp is [B, H, S]. Some kernels give it a last dimension of 1, or room for queries up to a multiple of 32.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ import torch
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import schema_of
+from tessera.ir.types import size_key
 from tessera.ops.factors.ring_mask import LOWEST, Mask, sees
 from tessera.ops.factors.rule import Cut, arguments
 from tessera.ops.families import cast
 
 LENGTH = 2  # the dimension of the sequence
+BIAS = "attn_bias"
+ROOM = {"_scaled_dot_product_efficient_attention_backward": 32}  # queries for which a log-sum-exp has room, in steps
 Halves = tuple[Value, Value]
 
 
@@ -56,7 +61,7 @@ class Round:
         return aten.ge(self.rank(device), step)
 
     def mask(self, eqn: Equation) -> Mask | None:
-        mask = arguments(eqn).get("attn_mask")
+        mask = arguments(eqn).get(_mask_name(eqn))
         if not isinstance(mask, Value):
             return None
         return Mask.of(mask, self.rank(mask.tensor.device), self.ranks, self.zigzag)
@@ -72,6 +77,18 @@ def _round(eqn: Equation, cut: Cut) -> Round | None:
     return Round(cut, axis, place.mark(axis).zigzag, bool(arguments(eqn)["is_causal"]))
 
 
+def _mask_name(eqn: Equation) -> str:
+    return BIAS if BIAS in arguments(eqn) else "attn_mask"
+
+
+def _masked(eqn: Equation, mask: Value | None, q: Value, k: Value) -> dict[str, Arg]:
+    """A kernel's argument for a mask; those of GPUs want one that has all sizes."""
+    if mask is None:
+        return {}
+    name = _mask_name(eqn)
+    return {name: aten.expand(mask, [*q.shape[:3], k.shape[LENGTH]]) if name == BIAS else mask}
+
+
 def _with(eqn: Equation, **given: Arg) -> object:
     """The equation's operator on other arguments, by name."""
     named: dict[str, Any] = arguments(eqn) | given
@@ -80,6 +97,10 @@ def _with(eqn: Equation, **given: Arg) -> object:
     params = schema_of(eqn.op).params  # type: ignore[arg-type]
     positional = [named[p.name] for p in params if not p.keyword]
     return emit(eqn.op, *positional, **{p.name: named[p.name] for p in params if p.keyword})
+
+
+def same_size(lse: Value, q: Value) -> bool:
+    return size_key(lse.shape[LENGTH]) == size_key(q.shape[LENGTH])
 
 
 def halves(x: Value) -> Halves:
@@ -142,20 +163,26 @@ def ring_attention(eqn: Equation, cut: Cut) -> object:
             more = find(q, k, v, False)
             total = merged(total, _only(more, way.earlier(step, q.tensor.device)) if way.causal else more)
     out, lse = cast(total[0], q.dtype), total[1] if mask is None else _or_zero(total[1])
-    return [out, lse, *rest] if eqn.many else out
+    return [out, _as(eqn.outputs[1], lse), *rest] if eqn.many else out
+
+
+def _as(wanted: Value | None, lse: Value) -> Value:
+    return aten.unsqueeze(lse, -1) if wanted is not None and wanted.ndim > lse.ndim else lse
 
 
 def _seen(find: Callable[..., Found], q: Value, k: Value, v: Value, mask: Value) -> Found:
-    """What queries find through a mask. Kernels give a log-sum-exp of 0 where a query sees nothing."""
-    out, lse = find(q, k, v, False, mask)
-    return out, aten.where(sees(mask), lse, aten.full_like(lse, LOWEST))
+    """What queries find through a mask. What kernels give where a query sees nothing is theirs: zeros, or NaN."""
+    (out, lse), seen = find(q, k, v, False, mask), sees(mask)
+    found = aten.where(aten.unsqueeze(seen, -1), out, aten.zeros_like(out))
+    return found, aten.where(seen, lse, aten.full_like(lse, LOWEST))
 
 
 def _finder(eqn: Equation, rest: list) -> Callable[..., Found]:
     def kernel(q: Value, k: Value, v: Value, causal: bool, mask: Value | None = None) -> Found:
-        given: dict[str, Arg] = {} if mask is None else {"attn_mask": mask}
+        given = _masked(eqn, mask, q, k) | ({"compute_log_sumexp": True} if _mask_name(eqn) == BIAS else {})
         out, lse, *rest[:] = _with(eqn, query=q, key=k, value=v, is_causal=causal, **given)  # type: ignore[misc]
-        return _wide(out), lse
+        lse = aten.squeeze(lse, -1) if lse.ndim > 3 else lse
+        return _wide(out), lse if same_size(lse, q) else aten.slice(lse, LENGTH, 0, q.shape[LENGTH])
 
     def arithmetic(q: Value, k: Value, v: Value, causal: bool, mask: Value | None = None) -> Found:
         """The operator as a whole keeps its log-sum-exp to itself."""
@@ -203,15 +230,16 @@ def ring_backward(eqn: Equation, cut: Cut) -> object:
     if way is None:
         return emit(eqn.op, *eqn.args, **eqn.kwargs)
     named = arguments(eqn)
-    ct, q, k, v, out, lse = (named[n] for n in ("grad_out", "query", "key", "value", "out", "logsumexp"))
+    pulled = "grad_out_" if "grad_out_" in named else "grad_out"
+    ct, q, k, v, out, lse = (named[n] for n in (pulled, "query", "key", "value", "out", "logsumexp"))
     queries, mask = (ct, q, out, lse), way.mask(eqn)
 
     def pull(rows: tuple, k: Value, v: Value, causal: bool, step: int = 0) -> list[Value]:
         ct, q, out, lse = rows
-        given: dict[str, Arg] = {} if mask is None else {"attn_mask": mask.at(step)}
-        return _with(
-            eqn, grad_out=ct, query=q, key=k, value=v, out=out, logsumexp=lse, is_causal=causal, **given
-        )  # type: ignore[return-value]  # fmt: skip
+        given = _masked(eqn, None if mask is None else mask.at(step), q, k) | {pulled: ct}
+        roomy = _with_room(lse, ROOM.get(eqn.opname, 1))
+        grads = _with(eqn, query=q, key=k, value=v, out=out, logsumexp=roomy, is_causal=causal, **given)
+        return grads[:3]  # type: ignore[index]
 
     dq, own_k, own_v = pull(queries, k, v, way.causal)
     dq = _wide(dq)
@@ -228,7 +256,13 @@ def ring_backward(eqn: Equation, cut: Cut) -> object:
         dq = aten.add(dq, _wide(more))
         travelling = [way.passed(x) for x in (_sums(travelling, [dk, dv]) if travelling else [dk, dv])]
     dk, dv = _sums([own_k, own_v], travelling) if travelling else (own_k, own_v)
-    return [cast(dq, q.dtype), dk, dv]
+    return [cast(dq, q.dtype), dk, dv, *[None] * (len(eqn.outputs) - 3)]
+
+
+def _with_room(lse: Value, step: int) -> Value:
+    """A log-sum-exp with as many rows as a kernel reads; those of no query are infinite."""
+    missing = -int(lse.shape[LENGTH]) % step
+    return aten.constant_pad_nd(lse, [0, missing], float("inf")) if missing else lse
 
 
 def _sums(a: list[Value], b: list[Value]) -> list[Value]:

@@ -18,13 +18,16 @@ LOWEST = float("-inf")
 
 @dataclass(frozen=True)
 class Mask:
-    rows: Value  # [..., queries of a rank or 1, all keys or 1]
+    rows: Value  # [..., queries of a rank or 1, all keys or 1]; what was expanded is one
     rank: Value  # the place of a rank in the ring
     ranks: int
     zigzag: bool
 
     @classmethod
     def of(cls, mask: Value, rank: Value, ranks: int, zigzag: bool) -> Mask:
+        for d, stride in enumerate(mask.tensor.stride[:-1]):
+            if stride == 0:  # the same for all: columns are chosen of one
+                mask = aten.slice(mask, d, 0, 1)
         if mask.dtype.is_floating_point:
             largest = aten.amax(mask, [-1], True)
             mask = aten.sub(mask, aten.where(aten.eq(largest, LOWEST), aten.zeros_like(largest), largest))

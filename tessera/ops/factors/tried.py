@@ -2,9 +2,10 @@
 
 In: an equation. Out: its `Factors`, or None. The operator runs on small tensors, whole and in chunks along a dimension
 of its operands; where the results in chunks, joined along a dimension of the results, are those of the whole, the
-dimensions are one factor. Every hypothesis is tried on two draws of numbers, with 2 and 3 chunks, uneven ones too. What
-was found is remembered by operator, arguments and types. Operators that draw, write, or whose results have sizes that
-data decides are not tried.
+dimensions are one factor. Every hypothesis is tried with 2 and 3 chunks, uneven ones too, on random numbers and then on
+such as differ from chunk to chunk (`trial_data`): what counts or ranks along the cut shows itself there. What was found
+is remembered by operator, arguments and types. Operators that draw, write, or whose results have sizes that data
+decides are not tried.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from tessera.ir.equation import Equation, Value, map_values
 from tessera.ir.schema import draws, has_effect
 from tessera.ir.types import TensorType
 from tessera.ops.factors.rule import Dims, Factors, tensors
+from tessera.ops.factors.trial_data import PLAIN, UNLIKE, Kind, drawn
 from tessera.torch_internals.dispatch import disable_current_modes
 from tessera.torch_internals.operators import OpOverload
 
-# What an element gets depends on how much of the mask stands before it; a few draws may not show that.
-COUNTING = ("masked_scatter", "masked_scatter_backward")
 SMALL = 1 << 14  # elements of an operand, above which it is not tried
 FEWEST = 4  # of a dimension that is tried: uneven chunks need some
 Cuts = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # the dimension that is cut, of operands and of results
@@ -45,8 +45,6 @@ def tried(eqn: Equation) -> Factors | None:
 def _may_be_tried(eqn: Equation) -> bool:
     if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or draws(eqn.op, eqn.args, eqn.kwargs):
         return False
-    if eqn.opname in COUNTING:
-        return False
     types = [v.type for v in (*eqn.inputs(), *eqn.results())]
     if not all(isinstance(t, TensorType) and not t.is_symbolic for t in types):
         return False
@@ -61,7 +59,8 @@ def _key(eqn: Equation) -> tuple:
 
 
 def _find(eqn: Equation) -> Factors | None:
-    trials = [_Trial(eqn, seed) for seed in range(2)]
+    nowhere: Cuts = ((None,) * len(tensors(eqn)), (None,) * len(eqn.outputs))
+    trials = [_Trial(eqn, nowhere, kind, seed) for seed, kind in enumerate(PLAIN)]
     if not all(trial.runs for trial in trials):
         return None
     operands = [_sizes(v) for v in tensors(eqn)]
@@ -70,7 +69,9 @@ def _find(eqn: Equation) -> Factors | None:
     for cuts in _hypotheses(operands, results):
         places = [*(("in", i, d) for i, d in enumerate(cuts[0])), *(("out", i, d) for i, d in enumerate(cuts[1]))]
         taken = [(kind, i, d) for kind, i, d in places if d is not None]
-        if any(place in names for place in taken) or not all(trial.agrees(cuts) for trial in trials):
+        if any(place in names for place in taken):
+            continue
+        if not all(trial.agrees(cuts) for trial in trials) or not _withstands(eqn, cuts):
             continue
         names.update(dict.fromkeys(taken, f"t{len(names)}"))
     if not names:
@@ -91,6 +92,12 @@ def _find(eqn: Equation) -> Factors | None:
         tuple(None if v is None else dims("out", i, _sizes(v)) for i, v in enumerate(eqn.outputs)),
         whole=frozenset(rest),
     )
+
+
+def _withstands(eqn: Equation, cuts: Cuts) -> bool:
+    """Whether chunks that are unlike each other agree with the whole, wherever the operator takes such numbers."""
+    trials = (_Trial(eqn, cuts, kind, seed) for seed, kind in enumerate(UNLIKE))
+    return all(trial.agrees(cuts) for trial in trials if trial.runs)
 
 
 def _hypotheses(operands: list[list[int]], results: list[list[int] | None]) -> Iterator[Cuts]:
@@ -116,12 +123,12 @@ def _of_size(shape: Sequence[int], size: int) -> list:
 
 
 class _Trial:
-    """An equation on one draw of numbers."""
+    """An equation on one draw of numbers, which know where they will be cut."""
 
-    def __init__(self, eqn: Equation, seed: int) -> None:
+    def __init__(self, eqn: Equation, cuts: Cuts, kind: Kind, seed: int) -> None:
         self.eqn = eqn
         draw = torch.Generator().manual_seed(seed)
-        self.given = [_drawn(v.tensor, draw) for v in tensors(eqn)]
+        self.given = [drawn(v.tensor, d, kind, draw) for v, d in zip(tensors(eqn), cuts[0], strict=True)]
         self.whole = self.run(self.given)
         self.runs = self.whole is not None and all(
             x is None or v is None or list(x.shape) == list(v.shape)
@@ -201,15 +208,3 @@ def _same(pieces: list, want: Tensor | None, dim: int) -> bool:
     if got.dtype != want.dtype:
         return False
     return torch.allclose(got, want, rtol=1e-9, atol=1e-11, equal_nan=True)
-
-
-def _drawn(type_: TensorType, draw: torch.Generator) -> Tensor:
-    """Numbers of a type; floats have 64 bits, so that a difference is one."""
-    shape = [int(n) for n in type_.shape]
-    if type_.dtype == torch.bool:
-        return torch.randint(0, 2, shape, generator=draw).bool()
-    if type_.dtype.is_complex:
-        return torch.randn(shape, dtype=torch.complex128, generator=draw)
-    if type_.dtype.is_floating_point:
-        return torch.randn(shape, dtype=torch.float64, generator=draw)
-    return torch.randint(0, 2, shape, generator=draw).to(type_.dtype)
