@@ -58,6 +58,7 @@ def emit(tiles: Tiles, schedule: Schedule, buffers: list[Buffer], machine: Spati
         tuple((name, TensorType(durations.dtype_name(dtype), shape)) for name, dtype, shape in tiles.inputs),
         tuple((name, TensorType(durations.dtype_name(dtype), shape)) for name, dtype, shape in tiles.outputs),
         tuple(listed), schedule.cycles, _drams(tiles),
+        tuple((name, TensorType(durations.dtype_name(dtype), shape)) for name, dtype, shape in tiles.hosted),
     )  # fmt: skip
 
 
@@ -165,6 +166,9 @@ def _action(step: Step) -> Action:
         case "load":
             assert step.target is not None and isinstance(step.target.tile, Loaded)
             return Load(ref(step.target), Ref(step.target.tile.dram, _spans(step.target.tile.box)))
+        case "call":
+            assert step.host_call is not None
+            return step.host_call
         case "to_host":
             return ToHost(ref(step.reads[0]), _host(step))
     raise AssertionError(step.kind)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from tessera.ir.equation import NOWHERE, Source, Value
+from tessera.spatial.listing.types import Argument
 from tessera.spatial.maps import Home, Map
 
 
@@ -163,6 +164,30 @@ class Scatter(Node):
     @property
     def maps(self) -> list[Map]:
         return [self.index, self.rows]
+
+
+@dataclass(eq=False)
+class HostCall:
+    """An operator that the host runs: `arguments` are the listing's, in which tensors have these names."""
+
+    op: str
+    arguments: tuple[tuple[str, Argument], ...]
+    operands: dict[str, tuple[torch.dtype, tuple[int, ...], Map]]  # of [rows, columns], by name
+    results: int  # how many it gives
+    source: Source
+
+
+@dataclass(eq=False)
+class Hosted(Node):
+    """A result of an operator that the host runs."""
+
+    call: HostCall
+    number: int
+    shape: tuple[int, ...]
+
+    @property
+    def maps(self) -> list[Map]:
+        return [m for _, _, m in self.call.operands.values()]
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from tessera.machines.spatial import SpatialMachine
 from tessera.machines.spatial.schema import FUNCTIONS as NAMES
 from tessera.spatial.graph import Number, Tree, functions
+from tessera.spatial.listing.host import computed, operands
 from tessera.spatial.listing.types import WHOLE
 from tessera.spatial.tiles import (
     Assembled,
@@ -46,22 +47,34 @@ def run(tiles: Tiles, machine: SpatialMachine, inputs: list[torch.Tensor]) -> li
         name: x.reshape(-1, shape[-1] if shape else 1) for (name, _, shape), x in zip(tiles.inputs, inputs, strict=True)
     }
     env: dict[Tile, torch.Tensor] = {}
+    shapes = {name: (dtype, shape) for name, dtype, shape in (*tiles.outputs, *tiles.hosted)}
 
     def part(p: Part) -> torch.Tensor:
         top, bottom, left, right = p.box
         block = env[p.tile][top:bottom, left:right]
         return block.t() if p.turned else block
 
+    def given(name: str) -> torch.Tensor:
+        """What the host was sent."""
+        dtype, shape = shapes[name]
+        of = torch.zeros(shape, dtype=dtype).reshape(-1, shape[-1] if shape else 1)
+        for one in tiles.given:
+            if one.tensor == name:
+                top, bottom, left, right = one.box
+                of[top:bottom, left:right] = part(one.part)
+        return of.reshape(shape)
+
+    calls = {name: called.action for called in tiles.calls for name in called.action.results}
     for tile in tiles.tiles:
+        if isinstance(tile, Received) and tile.tensor not in host:
+            call = calls[tile.tensor]
+            got = computed(call, {name: given(name) for name in operands(call)})
+            host |= {
+                name: x.reshape(-1, x.shape[-1] if x.ndim else 1) for name, x in zip(call.results, got, strict=True)
+            }
         env[tile] = _value(tile, tiles, machine, host, env, part)
         assert tuple(env[tile].shape) == (tile.rows, tile.columns) and env[tile].dtype == tile.dtype, tile.name
-    results = {}
-    for name, dtype, shape in tiles.outputs:
-        results[name] = torch.zeros(shape, dtype=dtype).reshape(-1, shape[-1] if shape else 1)
-    for given in tiles.given:
-        top, bottom, left, right = given.box
-        results[given.tensor][top:bottom, left:right] = part(given.part)
-    return [results[name].reshape(shape) for name, _, shape in tiles.outputs]
+    return [given(name) for name, _, _ in tiles.outputs]
 
 
 def _value(tile: Tile, tiles: Tiles, machine: SpatialMachine, host: dict[str, torch.Tensor],

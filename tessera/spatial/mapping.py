@@ -15,8 +15,8 @@ from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.bounds import Bound, bound
 from tessera.spatial.cuts import Effort
 from tessera.spatial.emit import emit
-from tessera.spatial.errors import SpaceError
-from tessera.spatial.graph import Constant, Graph
+from tessera.spatial.errors import MapError, SpaceError
+from tessera.spatial.graph import Constant, Graph, Hosted
 from tessera.spatial.listing.types import Listing
 from tessera.spatial.memory.layout import Buffer, lay_out
 from tessera.spatial.regions import regions_of
@@ -45,6 +45,7 @@ class Mapping:
 
 def best(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: int, seed: int) -> Mapping:
     """The shortest of several mappings; the first that fits where `tries` is 1."""
+    check_host(graph, machine)
     check_space(graph, machine, cores)
     chosen: Mapping | None = None
     refused: SpaceError | None = None
@@ -141,6 +142,18 @@ def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -
     buffers = lay_out(tiles.tiles, timed, machine, regions)
     listing = emit(tiles, timed, buffers, machine)
     return Mapping(effort, tiles, timed, regions, buffers, listing, bound(steps, machine))
+
+
+def check_host(graph: Graph, machine: SpatialMachine) -> None:
+    """An operator for the host needs one, and a figure for its time."""
+    call = next((node.call for node in graph.nodes if isinstance(node, Hosted)), None)
+    if call is None or (machine.host is not None and machine.host.computes):
+        return
+    lacks = "has no host port" if machine.host is None else "does not say what its host takes (host.latency, host.rate)"
+    place = f"called at {call.source}" if str(call.source) else "at an unknown line"
+    raise MapError(
+        f"{call.op} has no form on a spatial machine and would run on the host; {machine.key} {lacks}: {place}"
+    )
 
 
 def check_space(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) -> None:

@@ -15,10 +15,13 @@ from tessera.ir.equation import NOWHERE, Source
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial import durations
 from tessera.spatial.graph import Tree
+from tessera.spatial.listing.host import operands
+from tessera.spatial.listing.types import Hosted as HostAction
 from tessera.spatial.routes import Route, Routes
 from tessera.spatial.tiles import (
     Assembled,
     Box,
+    Called,
     Computed,
     Gathered,
     Given,
@@ -51,7 +54,7 @@ class Step:
 
     number: int
     core: Core
-    kind: str  # product, expression, copy, gather, scatter, send, from_host, to_host, load
+    kind: str  # product, expression, copy, gather, scatter, send, from_host, to_host, load, call
     duration: int
     target: Part | None
     reads: list[Part]
@@ -60,6 +63,7 @@ class Step:
     tree: Tree | None = None
     add: bool = False
     host: tuple[str, tuple] | None = None  # the host's tensor and the place in it
+    host_call: HostAction | None = None
     arrivals: list[tuple[Part, Route, int]] = field(default_factory=list)  # of a send: where, by what way, when
     read_ports: int = 0
     write_ports: int = 0
@@ -97,6 +101,12 @@ class Steps:
         self.product_ports: dict[Tile, int] = {}
         self.inputs = {name: shape for name, _, shape in tiles.inputs}
         self.outputs = {name: shape for name, _, shape in tiles.outputs}
+        self.inputs |= (hosted := {name: shape for name, _, shape in tiles.hosted})
+        self.outputs |= hosted
+        self.host_bytes = {name: math.prod(shape) * dtype.itemsize for name, dtype, shape in tiles.hosted}
+        self.calls = {name: called for called in tiles.calls for name in called.action.results}
+        self.called: dict[Called, Step] = {}
+        self.sent: dict[str, list[Step]] = {}  # to the host, by tensor
 
     def run(self) -> list[Step]:
         for tile in self.tiles.tiles:
@@ -243,6 +253,22 @@ class Steps:
                 source=part.tile.source,
             )
 
+    def call(self, called: Called) -> Step:
+        """The step at which the host runs an operator: behind all that sends what it reads."""
+        if called not in self.called:
+            assert (host := self.machine.host) is not None and host.latency is not None and host.rate is not None
+            read = operands(called.action)
+            moved = sum(self.host_bytes[n] for n in (*read, *(n for n in called.action.results if n != "_")))
+            cycles = host.latency + math.ceil(moved / host.rate)
+            use = Use(("unit", called.core, "call"), 0, cycles)
+            after = {sent: sent.duration for name in read for sent in self.sent[name]}
+            step = Step(len(self.steps), called.core, "call", cycles, None, [], [use], list(after.items()),
+                        host_call=called.action, source=called.source)  # fmt: skip
+            step.batch = max((sent.batch for sent in after), default=0)
+            self.steps.append(step)
+            self.called[called] = step
+        return self.called[called]
+
     # --- steps ---
 
     def add(
@@ -286,6 +312,9 @@ class Steps:
         for part in step.reads:
             if isinstance(part.tile, Received | Loaded) and part.tile not in self.writers:
                 self.tile(part.tile)
+        if step.kind == "from_host" and step.host is not None and (called := self.calls.get(step.host[0])) is not None:
+            call = self.call(called)
+            after[call] = call.duration
         step.number = len(self.steps)
         step.batch = max((p.tile.batch for p in [*step.reads, *(part for part, _ in step.written())]), default=0)
         if step.kind in ("send", "from_host", "load"):
@@ -306,6 +335,8 @@ class Steps:
             earlier.append((part.box, step, delay + step.duration))
         step.after = list(after.items())
         self.steps.append(step)
+        if step.kind == "to_host" and step.host is not None:
+            self.sent.setdefault(step.host[0], []).append(step)
 
     def make_room(self, step: Step, after: dict[Step, int]) -> None:
         """Put a step that brings something behind those that begin to read what came to the same core long before."""

@@ -15,6 +15,7 @@ import torch
 from tessera.ir.equation import NOWHERE, Source
 from tessera.machines.spatial import Core
 from tessera.spatial.graph import Tree
+from tessera.spatial.listing.types import Hosted as HostAction
 
 Box = tuple[int, int, int, int]  # rows from, to, columns from, to
 
@@ -167,8 +168,18 @@ class Scattered(Tile):
 
 
 @dataclass(frozen=True, eq=False)
+class Called:
+    """An operator that the host runs, asked for by a core with a host port: between what is sent there and what comes
+    back."""
+
+    action: HostAction
+    core: Core
+    source: Source = NOWHERE
+
+
+@dataclass(frozen=True, eq=False)
 class Given:
-    """A part that goes to the host: a block of an output."""
+    """A part that goes to the host: a block of an output, or of what an operator there reads."""
 
     tensor: str
     box: Box
@@ -185,3 +196,5 @@ class Tiles:
     tensors: dict[str, torch.Tensor]  # what is held, by name
     inputs: list[tuple[str, torch.dtype, tuple[int, ...]]]
     outputs: list[tuple[str, torch.dtype, tuple[int, ...]]]
+    calls: list[Called] = field(default_factory=list)
+    hosted: list[tuple[str, torch.dtype, tuple[int, ...]]] = field(default_factory=list)  # what calls read and give

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from tessera.ir.equation import NOWHERE, Source
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial import cuts, durations
 from tessera.spatial.cuts import Effort, cut
@@ -24,6 +25,8 @@ from tessera.spatial.graph import (
     Expression,
     Gather,
     Graph,
+    HostCall,
+    Hosted,
     Input,
     Leave,
     Left,
@@ -33,6 +36,7 @@ from tessera.spatial.graph import (
     Tree,
     reduces,
 )
+from tessera.spatial.listing.types import Hosted as HostAction
 from tessera.spatial.maps import Home, Map
 from tessera.spatial.placement import HOP, Blocks, Placement
 from tessera.spatial.rectangles import Rectangle
@@ -41,6 +45,7 @@ from tessera.spatial.streams import streamed
 from tessera.spatial.tiles import (
     Assembled,
     Box,
+    Called,
     Computed,
     Gathered,
     Given,
@@ -60,6 +65,9 @@ class Tiling:
         self.graph, self.machine, self.effort = graph, machine, effort
         self.on = Placement(graph, machine, routes, effort)
         self.given: list[Given] = []
+        self.calls: list[Called] = []
+        self.hosted: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
+        self.asked: set[HostCall] = set()
         self.given_cycles: dict[Core, float] = {}  # of host ports
         self.factors: dict[tuple, Map] = {}  # blocks of products' maps
         self.kept: dict[tuple[int | None, str], Blocks] = {}  # what stays between parts of a program, by chip and name
@@ -73,7 +81,9 @@ class Tiling:
             self.output(name, dtype, m)
         inputs = [(name, dtype, shape) for name, dtype, shape, _ in self.graph.inputs]
         outputs = [(name, dtype, shape) for name, dtype, shape, _ in self.graph.outputs]
-        return Tiles(self.graph.name, self.on.tiles, self.given, self.on.tensors, inputs, outputs)
+        return Tiles(
+            self.graph.name, self.on.tiles, self.given, self.on.tensors, inputs, outputs, self.calls, self.hosted
+        )
 
     def node(self, node: Node) -> None:
         self.on.on_chip(node.chip)
@@ -95,6 +105,8 @@ class Tiling:
                 self.gather(node)
             case Scatter():
                 self.scatter(node)
+            case Hosted():
+                self.call(node)
             case Left():
                 self.left(node)
             case Leave():
@@ -103,7 +115,10 @@ class Tiling:
     # --- nodes ---
 
     def input(self, node: Input) -> None:
-        home = node.home
+        self.received(node.home, node.tensor, node.first)
+
+    def received(self, home: Home, tensor: str, first: int, source: Source = NOWHERE) -> None:
+        """What the host sends, by its ports in turn."""
         rows = cut(home.rows, cuts.block_parts(home.rows, home.columns, home.dtype.itemsize, self.effort))
         columns = cut(home.columns, cuts.most_sum_parts(self.machine, home.columns) if self.is_factor(home) else 1,
                       self.machine.matrix.rows)  # fmt: skip
@@ -113,11 +128,28 @@ class Tiling:
             line: list[Tile] = []
             for j, (left, right) in enumerate(zip(columns[:-1], columns[1:], strict=True)):
                 name = self.on.fresh(home, i, j, len(rows) - 1, len(columns) - 1)
-                box = (node.first + top, node.first + bottom, left, right)
-                tile = Received(name, home.dtype, bottom - top, right - left, core, node.tensor, box, home=home.name)
+                box = (first + top, first + bottom, left, right)
+                tile = Received(name, home.dtype, bottom - top, right - left, core, tensor, box, home=home.name,
+                                source=source)  # fmt: skip
                 line.append(self.on.add(tile, "host", tile.nbytes / self.machine.host.width, 0.0))  # type: ignore[union-attr]
             grid.append(line)
         self.on.blocks[home] = Blocks(rows, columns, grid)
+
+    def call(self, node: Hosted) -> None:
+        """A result of an operator at the host: what that reads goes there once, then it comes as an input does."""
+        call = node.call
+        if call not in self.asked:
+            self.asked.add(call)
+            wanted = {n.number: n for n in self.graph.nodes if isinstance(n, Hosted) and n.call is call}
+            names = tuple(wanted[i].home.name if i in wanted else "_" for i in range(call.results))
+            self.calls.append(Called(HostAction(names, call.op, call.arguments), self.on.hosts[0], call.source))
+            self.hosted += [(n.home.name, n.home.dtype, n.shape) for n in wanted.values()]
+            for name, (dtype, shape, m) in call.operands.items():
+                if (name, dtype, shape) not in self.hosted:
+                    self.hosted.append((name, dtype, shape))
+                    self.output(name, dtype, m)
+            self.on.on_chip(node.chip)
+        self.received(node.home, node.home.name, 0, call.source)
 
     def is_factor(self, home: Home) -> bool:
         """Only products read it, row by row: the columns that a sum begins with may come first."""

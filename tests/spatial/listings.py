@@ -340,6 +340,39 @@ end 61
     return Case(listing(machine, body), (x,), (expected,))
 
 
+def on_the_host() -> Case:
+    """The inverse and the factors of x, which the host computes; y is their product and a sum."""
+    x = _random(4, 4, seed=9) + 3 * torch.eye(4)
+    machine = toy(host__latency=20, host__rate="16 B", chip__grid=[1, 1])
+    body = """\
+input   x float32[4, 4]
+output  y float32[4, 4]
+host    u float32[4, 4]
+host    v float32[4, 4]
+host    q float32[4, 4]
+host    r float32[4, 4]
+
+core 0,0
+  sram  x  float32[4, 4]  0x0000 +64  0..4
+  sram  v  float32[4, 4]  0x0040 +64  32..74
+  sram  q  float32[4, 4]  0x0080 +64  64..74
+  sram  r  float32[4, 4]  0x00c0 +64  66..74
+  sram  y  float32[4, 4]  0x0100 +64  68..76
+  @0   host    recv x from host.x                          2   sram.w0
+  @2   host    send x to host.u                            2   sram.r0
+  @4   call    v _ = aten.linalg_inv_ex.default(u, check_errors=false)  28  -
+  @32  host    recv v from host.v                          2   sram.w0
+  @32  call    q r = aten.linalg_qr.default(u, "reduced")  32  -
+  @64  host    recv q from host.q                          2   sram.w0
+  @66  host    recv r from host.r                          2   sram.w0
+  @68  vector  y = v + q * r                               6   sram.r0 sram.w0
+  @74  host    send y to host.y                            2   sram.r0
+end 76
+"""
+    q, r = torch.linalg.qr(x)
+    return Case(listing(machine, body), (x,), (torch.linalg.inv(x) + q * r,))
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "mlp on one core": mlp_on_one,
     "int8 on two cores": int8_on_two,
@@ -349,4 +382,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "off-chip memory": off_chip,
     "softmax of a stride": softmax_of_a_stride,
     "two chips": over_chips,
+    "operators at the host": on_the_host,
 }

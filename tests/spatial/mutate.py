@@ -21,6 +21,7 @@ from listings import CASES, Case, toy  # noqa: E402
 
 import tessera  # noqa: E402
 from tessera.spatial.listing import types as t  # noqa: E402
+from tessera.spatial.listing.host import OPERATORS  # noqa: E402
 from tessera.spatial.simulator import Violation, simulate  # noqa: E402
 from tessera.spatial.simulator.stepper import step  # noqa: E402
 
@@ -52,12 +53,13 @@ def duration(rng, of, page, listing):
 
 
 def unit(rng, of, page, listing):
-    names = ["matrix", "vector", "copy0", "north", "east", "south", "west", "host", "dram"]
+    names = ["matrix", "vector", "copy0", "north", "east", "south", "west", "host", "dram", "call"]
     return replace(of, units=(_other(rng, names, of.units[0]),))
 
 
 def port(rng, of, page, listing):
-    ports = list(of.ports)
+    if not (ports := list(of.ports)):
+        return None
     ports[rng.randrange(len(ports))] = f"sram.{rng.choice('rw')}{rng.randrange(3)}"
     return replace(of, ports=tuple(ports)) if tuple(ports) != of.ports else None
 
@@ -114,6 +116,8 @@ def swapped_operands(rng, of, page, listing):
 
 
 def name(rng, of, page, listing):
+    if isinstance(of.action, t.Hosted):
+        return None
     field = _first(of.action)
     ref = getattr(of.action, field)
     other = _other(rng, [buffer.name for buffer in page.buffers], ref.name)
@@ -122,6 +126,8 @@ def name(rng, of, page, listing):
 
 def _index(of: t.Instruction, page: t.CorePage) -> tuple[str, t.Ref, list[t.Span | int]] | None:
     """What an action writes or sends, with a span or a place for every dimension."""
+    if isinstance(of.action, t.Hosted):
+        return None
     field = _first(of.action)
     ref = getattr(of.action, field)
     buffer = next((buffer for buffer in page.buffers if buffer.name == ref.name), None)
@@ -164,7 +170,26 @@ def elsewhere(rng, of, page, listing):
     return replace(of, action=replace(of.action, **{field: replace(ref, index=tuple(index))}))
 
 
+def called(rng, of, page, listing):
+    """Another operator at the host, another tensor there, or an argument less."""
+    if not isinstance(action := of.action, t.Hosted):
+        return None
+    names = [name for name, _ in listing.hosted]
+    match rng.randrange(4):
+        case 0:
+            return replace(of, action=replace(action, op=rng.choice(sorted(OPERATORS))))
+        case 1:
+            results = [rng.choice((*names, "_")) if rng.random() < 0.5 else name for name in action.results]
+            return replace(of, action=replace(action, results=tuple(results)))
+        case 2:
+            return replace(of, action=replace(action, arguments=action.arguments[:-1]))
+    arguments = (("", t.Ref(rng.choice(names))), *action.arguments[1:])
+    return replace(of, action=replace(action, arguments=arguments))
+
+
 def turned(rng, of, page, listing):
+    if isinstance(of.action, t.Hosted):
+        return None
     field = {t.Product: "w", t.Copy: "source"}.get(type(of.action), _first(of.action))
     ref = getattr(of.action, field)
     return replace(of, action=replace(of.action, **{field: replace(ref, transposed=not ref.transposed)}))
@@ -214,13 +239,13 @@ def source(rng, of):
 
 INSTRUCTIONS = [
     start, far, duration, unit, port, port_more, port_less, hop, target_core, adds, swapped_operands, name, part,
-    elsewhere, turned, dropped, doubled,
+    elsewhere, turned, called, dropped, doubled,
 ]  # fmt: skip
 BUFFERS = [address, size, row_short, dtype, lifetime, source]
 # These may give another program that is as good as the first and means something else: the judges must agree, no more.
 # Another type between two expressions is another rounding; sending columns 15 to 31 of a tile that is all written
 # breaks no rule where columns 16 to 32 were meant.
-OTHER_MEANING = ("turned", "swapped_operands", "name", "dtype", "elsewhere")
+OTHER_MEANING = ("called", "turned", "swapped_operands", "name", "dtype", "elsewhere")
 KINDS = [of.__name__ for of in (*INSTRUCTIONS, *BUFFERS)] + ["end", "swapped times", "page dropped", "machine"]
 
 

@@ -216,4 +216,4 @@ def test_the_command_line(tmp_path, capsys):
     assert cli.main(["simulate", str(path)]) == 1
     assert "expected the program to end at 548" in capsys.readouterr().err
     assert cli.main(["machine", "lpx"]) == 0
-    assert "26 of 33 numbers are assumed" in capsys.readouterr().out
+    assert "28 of 35 numbers are assumed" in capsys.readouterr().out

@@ -106,8 +106,17 @@ class Link:
 
 @dataclass(frozen=True)
 class Host:
+    """`latency` and `rate`: cycles until the host has begun and its result can come back, and bytes a cycle that it
+    works through; None where nobody says, and then it computes nothing."""
+
     cores: tuple[tuple[int, ...], ...] = _of(forms.places)
     width: int = _of(forms.size)
+    latency: int | None = _of(forms.whole(1, LONGEST), None)
+    rate: int | None = _of(forms.size, None)
+
+    @property
+    def computes(self) -> bool:
+        return self.latency is not None and self.rate is not None
 
 
 @dataclass(frozen=True)
@@ -247,6 +256,8 @@ class SpatialMachine:
         copies = tuple(f"copy{i}" for i in range(self.copy.engines))
         links = tuple(edge.unit for edge in self.neighbours(core).values())
         places = [name for name, has in (("dram", self.has_dram), ("host", self.has_host)) if has(core)]
+        if self.host is not None and self.host.computes and self.has_host(core):
+            places.append("call")
         return (*matrices, "vector", *copies, *links, *places)
 
     @property

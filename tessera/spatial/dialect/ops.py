@@ -16,6 +16,7 @@ from xdsl.irdl import (
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
+    opt_prop_def,
     param_def,
     prop_def,
     region_def,
@@ -255,6 +256,8 @@ class ProgramOp(IRDLOperation):
     label = prop_def(StringAttr)
     inputs = prop_def(ArrayAttr[StringAttr])
     outputs = prop_def(ArrayAttr[StringAttr])
+    hosted = opt_prop_def(ArrayAttr[StringAttr])  # tensors that operators at the host read and give
+    calls = opt_prop_def(ArrayAttr[StringAttr])  # these operators, each behind the core that asks for it
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove(), NoTerminator())
 

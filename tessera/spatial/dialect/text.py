@@ -12,7 +12,7 @@ import re
 import torch
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, Builtin, ModuleOp, StringAttr
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
 
@@ -40,7 +40,8 @@ from tessera.spatial.durations import dtype_name
 from tessera.spatial.emit import tree as listing_tree
 from tessera.spatial.errors import MapError
 from tessera.spatial.graph import Apply, Number, Tree
-from tessera.spatial.listing.expression import read_tree
+from tessera.spatial.listing.expression import Unread, read_tree
+from tessera.spatial.listing.host import call_text, read_call
 from tessera.spatial.listing.parse import read_core
 from tessera.spatial.listing.text import tree_text
 from tessera.spatial.listing.types import Call, Ref
@@ -48,6 +49,7 @@ from tessera.spatial.listing.types import Tree as ListingTree
 from tessera.spatial.tiles import (
     Assembled,
     Box,
+    Called,
     Computed,
     Gathered,
     Given,
@@ -78,15 +80,13 @@ def to_module(tiles: Tiles) -> ModuleOp:
             "parts": _parts([given.part]),
         }
         block.add_op(GiveOp.create(operands=[values[given.part.tile]], properties=properties))
-    program = ProgramOp.create(
-        properties={
-            "label": StringAttr(tiles.name),
-            "inputs": ArrayAttr([StringAttr(_tensor(*t)) for t in tiles.inputs]),
-            "outputs": ArrayAttr([StringAttr(_tensor(*t)) for t in tiles.outputs]),
-        },
-        regions=[Region(block)],
-    )
-    return ModuleOp([program])
+    named: dict[str, Attribute] = {"label": StringAttr(tiles.name)}
+    named["inputs"] = ArrayAttr([StringAttr(_tensor(*t)) for t in tiles.inputs])
+    named["outputs"] = ArrayAttr([StringAttr(_tensor(*t)) for t in tiles.outputs])
+    if tiles.calls:
+        named["hosted"] = ArrayAttr([StringAttr(_tensor(*t)) for t in tiles.hosted])
+        named["calls"] = ArrayAttr([StringAttr(f"{c.core} {call_text(c.action)}") for c in tiles.calls])
+    return ModuleOp([ProgramOp.create(properties=named, regions=[Region(block)])])
 
 
 def _operation(tile: Tile, values: dict[Tile, SSAValue]) -> Operation:
@@ -171,7 +171,10 @@ class _Reader:
                 raise MapError(f"expected operations of the dialect spatial, got {op.name}")
         inputs = [_read_tensor(t.data) for t in self.program.inputs]
         outputs = [_read_tensor(t.data) for t in self.program.outputs]
-        return Tiles(self.program.label.data, list(self.env.values()), given, self.tensors, inputs, outputs)
+        hosted = [_read_tensor(t.data) for t in self.program.hosted or ()]
+        calls = [_read_call(t.data) for t in self.program.calls or ()]
+        name, tiles = self.program.label.data, list(self.env.values())
+        return Tiles(name, tiles, given, self.tensors, inputs, outputs, calls, hosted)
 
     def tile(self, op: TileOp) -> Tile:
         dtype, rows, columns = tile_type(op.result).parsed()
@@ -214,6 +217,14 @@ def _own_tree(of: ListingTree) -> Tree:
     if isinstance(of, Ref):
         return int(of.name.removeprefix("_"))
     return Apply(of.function, tuple(map(_own_tree, of.operands))) if isinstance(of, Call) else Number(of)
+
+
+def _read_call(text: str) -> Called:
+    core, _, call = text.partition(" ")
+    try:
+        return Called(read_call(call), read_core(core))
+    except Unread as error:
+        raise MapError(str(error)) from None
 
 
 def _read_tensor(text: str) -> tuple[str, torch.dtype, tuple[int, ...]]:

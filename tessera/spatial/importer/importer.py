@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,7 @@ from tessera.ir.types import TensorType
 from tessera.spatial.errors import MapError
 from tessera.spatial.graph import Constant, Gather, Input, Left, Product, Scatter
 from tessera.spatial.importer.decompose import Decompositions
+from tessera.spatial.importer.hosted import hosted
 from tessera.spatial.importer.moves import MOVES, filled_with, has_rule, moved, padded_ones
 from tessera.spatial.importer.values import Item, Known, Lazy, Values, fold
 from tessera.spatial.maps import Home, Map, whole, zeros
@@ -31,7 +32,7 @@ Movable = torch.Tensor | Map
 FORMS: dict[str, Form] = {}
 DEPTH = 8  # how often parts are taken apart themselves
 FOLDED = 1 << 28  # elements; a larger tensor is not computed ahead of time
-_CLAIMS = ("_assert", "sym_constrain")
+_CLAIMS = ("_assert", "sym_constrain", "_linalg_check_errors")
 
 
 def has_form(op: object) -> bool:
@@ -196,6 +197,8 @@ class Importer:
                 self.apart(eqn, depth)
             else:
                 self.bind(eqn, result if isinstance(result, list) else [result])
+        elif (call := hosted(self.values, self.env, eqn)) is not None:
+            self.bind(eqn, call)
         else:
             self.apart(eqn, depth)
 
@@ -251,7 +254,7 @@ class Importer:
         self.eqn = eqn
         self.bind(eqn, [self.env[o] if isinstance(o, Value) else None for o in parts.outputs])  # type: ignore[misc]
 
-    def bind(self, eqn: Equation, items: list[Item]) -> None:
+    def bind(self, eqn: Equation, items: Sequence[Item | None]) -> None:
         """Results, of the type that the equation says; what has several readers is written once."""
         for v, item in zip(eqn.outputs, items, strict=True):
             if v is None or item is None:

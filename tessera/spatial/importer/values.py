@@ -74,6 +74,7 @@ class Values:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.constants: dict[tuple, tuple[Home, torch.Tensor]] = {}
+        self.at_host: dict[tuple[Map, torch.dtype], str] = {}  # what operators there read, by name
         self.wrapped: dict[tuple[Map, int], Lazy] = {}  # places that count from the end, as those from the beginning
 
     # --- homes ---

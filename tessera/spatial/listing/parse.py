@@ -13,7 +13,8 @@ from typing import NoReturn, TypeVar
 
 from tessera.machines.spatial import Core
 from tessera.spatial.listing.expression import NAME, Unread, read_ref, read_tree
-from tessera.spatial.listing.text import HEAD
+from tessera.spatial.listing.host import read_call
+from tessera.spatial.listing.text import HEAD, NO_PORT
 from tessera.spatial.listing.types import (
     SIZES,
     Action,
@@ -54,7 +55,7 @@ _SRAM = re.compile(
     rf"  +(?:(always)|([0-9]{{1,15}})\.\.([0-9]{{1,15}})){_DATA} *"
 )
 _DRAM = re.compile(rf"dram +({NAME}) +{_TYPE} +chip ([0-9]{{1,6}}){_DATA} *")
-_PLACE = re.compile(rf"(input|output) +({NAME}) +{_TYPE} *")
+_PLACE = re.compile(rf"(input|output|host) +({NAME}) +{_TYPE} *")
 _CORE = re.compile(r"(?:([0-9]{1,6}):)?([0-9]{1,6}),([0-9]{1,6})")
 _PAGE = re.compile(r"core ((?:[0-9]{1,6}:)?[0-9]{1,6},[0-9]{1,6}) *(?:# ?(.*))?")
 _MACHINE = re.compile(r"machine ([\w.-]{1,100}) ([0-9a-f]{64}) *")
@@ -85,7 +86,7 @@ class _Parser:
 
     def listing(self) -> Listing:
         machine = self.head()
-        places: dict[str, list[tuple[str, TensorType]]] = {"input": [], "output": []}
+        places: dict[str, list[tuple[str, TensorType]]] = {"input": [], "output": [], "host": []}
         drams: list[Dram] = []
         pages: list[CorePage] = []
         buffers: list[Buffer] = []
@@ -114,16 +115,17 @@ class _Parser:
                 self.close(pages, buffers, steps)
                 end = int(match[1])
             elif not pages and (match := _PLACE.fullmatch(bare)):
-                places[match[1]].append((match[2], self.type(match[3], match[4], least=0)))
+                places[match[1]].append((match[2], self.type(match[3], match[4], least=match[1] == "host")))
             elif not pages and (match := _DRAM.fullmatch(bare)):
                 source = self.read(read_ref, match[6]) if match[6] else None
                 of = self.type(match[2], match[3])
                 drams.append(Dram(match[1], of, int(match[4]), match[5] is not None, source, number))
             else:
-                self.refuse("`input`, `output`, `dram`, `core`, `sram`, `@cycle` or `end`", line)
+                self.refuse("`input`, `output`, `host`, `dram`, `core`, `sram`, `@cycle` or `end`", line)
         if end is None:
             raise _error(len(self.lines), "`end` and the program's duration; the file is cut off", "its end")
-        return Listing(*machine, tuple(places["input"]), tuple(places["output"]), tuple(pages), end, tuple(drams))
+        inputs, outputs, hosted = map(tuple, places.values())
+        return Listing(*machine, inputs, outputs, tuple(pages), end, tuple(drams), hosted)
 
     def head(self) -> tuple[str, str]:
         if self.lines[0].rstrip() != HEAD:
@@ -226,7 +228,7 @@ def read_core(text: str) -> Core:
 def read_names(text: str) -> tuple[tuple[str, ...], tuple[Route, ...]]:
     """The ports, and the routes behind `link`."""
     ports, _, routes = f"{text} ".partition("link ")
-    names = tuple(ports.split())
+    names = tuple(ports.split()) if ports.strip() != NO_PORT else ()
     for name in names:
         if not re.fullmatch(r"sram\.[rw][0-9]{1,4}", name):
             raise Unread(f"expected ports, sram.r0 or sram.w0, then `link` and routes; got {name[:100]!r}")
@@ -257,12 +259,14 @@ def read_action(kind: str, text: str) -> Action:
                 text, r"send (.+) to host\.(.+)", "`recv v from host.name[…]` or `send v to host.name[…]`"
             )
             return ToHost(read_ref(value), read_ref(place))
+        case "call":
+            return read_call(text)
         case "north" | "east" | "south" | "west" | "chip":
             if match := _SEND.fullmatch(text):
                 return Send(read_ref(match[1]), tuple(map(read_core, match[2].split())))
             target, add, source = _split(text, _RECV.pattern, "`send v to core` or `recv v from core`")
             return Recv(read_ref(target), read_core(source), add is not None)
-    known = "matrix, vector, copy0, north, east, south, west, chip0, dram, host"
+    known = "matrix, vector, copy0, north, east, south, west, chip0, dram, host, call"
     raise Unread(f"expected a unit out of {known}; got {kind!r}")
 
 

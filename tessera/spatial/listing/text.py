@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tessera.machines.spatial.schema import INFIX
+from tessera.spatial.listing.host import call_text
 from tessera.spatial.listing.types import (
     Action,
     Buffer,
@@ -15,6 +16,7 @@ from tessera.spatial.listing.types import (
     Dram,
     Expression,
     FromHost,
+    Hosted,
     Index,
     Instruction,
     Listing,
@@ -30,6 +32,7 @@ from tessera.spatial.listing.types import (
 )
 
 HEAD = "tessera spatial listing 1"
+NO_PORT = "-"  # of what touches no memory of the core
 _LEVEL = {"add": 2, "sub": 2, "mul": 3, "div": 3}  # comparisons are 1
 
 
@@ -37,6 +40,7 @@ def print_listing(listing: Listing) -> str:
     lines = [HEAD, f"machine {listing.machine} {listing.sha256}"]
     lines += [f"input   {name} {of}" for name, of in listing.inputs]
     lines += [f"output  {name} {of}" for name, of in listing.outputs]
+    lines += [f"host    {name} {of}" for name, of in listing.hosted]
     lines += [f"dram    {_dram(of)}" for of in listing.drams]
     for page in listing.pages:
         lines += ["", print_page(page)]
@@ -81,7 +85,7 @@ def _data(state: bool, source: Ref | None) -> str:
 def _instruction(of: Instruction) -> tuple[str, ...]:
     took = f"{of.times} × {of.duration // of.times}" if of.times > 1 else str(of.duration)
     routes = " ".join(">".join(map(str, route)) for route in of.routes)
-    names = " ".join([*of.ports, *(["link", routes] if routes else [])])
+    names = " ".join([*of.ports, *(["link", routes] if routes else [])]) or NO_PORT
     last = _word(of.source) if re.search(r":\d+$", of.source) else ""
     return f"@{of.start}", "+".join(of.units), action_text(of.action), took, names, _word(of.module), last
 
@@ -110,6 +114,8 @@ def action_text(action: Action) -> str:
             return f"load {ref_text(y)} from dram.{ref_text(place)}"
         case Store(x, place):
             return f"store {ref_text(x)} to dram.{ref_text(place)}"
+        case Hosted():
+            return call_text(action)
 
 
 def ref_text(ref: Ref) -> str:

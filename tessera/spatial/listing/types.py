@@ -145,7 +145,20 @@ class Store:
     place: Ref
 
 
-Action = Product | Expression | Copy | Send | Recv | FromHost | ToHost | Load | Store
+Argument = Ref | int | float | bool | str | None | tuple["Argument", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """`q r = aten.linalg_qr.default(a, "reduced")`: the host computes, from tensors that it has to others; `_` stands
+    for a result that nobody wants. Arguments have their keyword, or none."""
+
+    results: tuple[str, ...]
+    op: str
+    arguments: tuple[tuple[str, Argument], ...]
+
+
+Action = Product | Expression | Copy | Send | Recv | FromHost | ToHost | Load | Store | Hosted
 Route = tuple[Core, ...]
 
 
@@ -207,3 +220,4 @@ class Listing:
     pages: tuple[CorePage, ...]
     end: int
     drams: tuple[Dram, ...] = ()
+    hosted: tuple[tuple[str, TensorType], ...] = ()  # tensors at the host that are neither input nor output

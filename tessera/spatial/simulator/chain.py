@@ -57,17 +57,21 @@ def _check(chain: Chain, machine: SpatialMachine) -> None:
 def _report(chain: Chain, machine: SpatialMachine, parts: Mapping[str, Report]) -> Report:
     """The sum over runs; busy are chips, as long as runs have them."""
     macs, moved, busy, energy = Counter(), Counter(), Counter(), Counter()
+    host: dict[str, Counter[str]] = {}
     for run in chain.runs:
         of = parts[run.part]
         macs.update(of.macs)
         moved.update(of.bytes)
         energy.update(of.energy or {})
+        for op, asked in of.host.items():
+            host.setdefault(op, Counter()).update(asked)
         busy.update({f"chip {chip}": of.cycles for _, chip in run.chips})
     instructions = sum(parts[run.part].instructions for run in chain.runs)
     unknown = list(dict.fromkeys(name for of in parts.values() for name in of.unknown))
     return Report(
         chain.end, chain.end / machine.chip.clock, instructions, dict(busy), dict(macs), dict(moved),
         None if machine.energy is None else dict(energy), unknown,
+        {op: dict(asked) for op, asked in host.items()},
     )  # fmt: skip
 
 

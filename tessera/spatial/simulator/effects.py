@@ -17,6 +17,7 @@ import torch
 from tessera.machines.spatial import Core
 from tessera.spatial.listing import Program
 from tessera.spatial.listing import types as t
+from tessera.spatial.listing.host import computed, operands
 from tessera.spatial.listing.text import action_text
 from tessera.spatial.simulator import values
 from tessera.spatial.simulator.violation import Violation
@@ -24,7 +25,7 @@ from tessera.spatial.simulator.wavefront import product
 
 UNITS = {
     t.Product: "matrix", t.Expression: "vector", t.Copy: "copy", t.Load: "dram", t.Store: "dram", t.FromHost: "host",
-    t.ToHost: "host",
+    t.ToHost: "host", t.Hosted: "call",
 }  # fmt: skip
 
 
@@ -61,7 +62,8 @@ class Job:
     def __init__(self, number: int, core: Core, of: t.Instruction) -> None:
         self.number, self.core, self.of, self.action = number, core, of, of.action
         self.begin, self.cycles, self.read, self.wrote, self.value = of.start, 0, 0, 0, torch.zeros(0)
-        self.chosen = np.zeros(0, int)  # the bytes that are written, where rows are chosen
+        self.more: list[torch.Tensor] = []  # what it writes besides `value`
+        self.chosen: list[np.ndarray] = []  # the bytes of each write, where rows are chosen
         self.reads: list[tuple[Any, t.Buffer, np.ndarray, bool]] = []  # space, buffer, bytes, may be written over
         self.writes: list[tuple[Any, t.Buffer, np.ndarray]] = []
         self.tokens: list[tuple[int, int, tuple]] = []
@@ -90,6 +92,10 @@ class World:
         for kind, n, of in outside:
             self.buffers.setdefault(kind, {})[n] = t.Buffer(n, of, 0, of.bytes)
             self.spaces[kind, n] = Space(of.bytes)
+        for n, of in self.listing.hosted:
+            space = Space(of.bytes)
+            for kind in ("host", "input", "output"):
+                self.buffers.setdefault(kind, {})[n], self.spaces[kind, n] = t.Buffer(n, of, 0, of.bytes), space
         for (n, _), x in zip(self.listing.inputs, inputs, strict=True):
             self.spaces["input", n].fill(0, x)
         for of in self.listing.drams:
@@ -148,8 +154,8 @@ class World:
         if ref.transposed:
             self.refuse("shape", job.core, "a target is not turned", job)
         job.writes.append((key, of, self.bytes(of, every)))
-        job.chosen = self.bytes(of, at)
-        job.wrote += 0 if kind else job.chosen.size
+        job.chosen.append(self.bytes(of, at))
+        job.wrote += 0 if kind else job.chosen[-1].size
         return of.type.dtype, at.shape
 
     def chosen(self, job: Job, ref: t.Ref, every: np.ndarray) -> np.ndarray:
@@ -187,6 +193,8 @@ class World:
                 job.begin += self.m.dram.latency if self.m.dram else 0
             case t.Store(value, place):
                 self.outside(job, self.m.dram, self.read(job, value), *self.write(job, place, f"dram {job.core.chip}"))
+            case t.Hosted():
+                self.call(job, job.action)
             case t.Send():
                 self.send(job, job.action)
             case t.Recv():
@@ -205,6 +213,27 @@ class World:
     def outside(self, job: Job, port: Any, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> None:
         self.move(job, value, dtype, shape)
         job.cycles = math.ceil(Fraction(value.numel() * t.SIZES[dtype], port.width)) if port else 0
+
+    def call(self, job: Job, a: t.Hosted) -> None:
+        if self.m.host is None or self.m.host.latency is None or self.m.host.rate is None:
+            self.refuse("unit", job.core, "this host computes nothing", job)
+        given = {name: self.read(job, t.Ref(name), "host") for name in operands(a)}
+        try:
+            got = computed(a, given)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            self.refuse("type", job.core, f"{a.op}: {error}", job)
+        if len(got) != len(a.results):
+            self.refuse("shape", job.core, f"{a.op} gives {len(got)} results", job)
+        wanted = [(name, value) for name, value in zip(a.results, got, strict=True) if name != "_"]
+        if not wanted or len({name for name, _ in wanted}) != len(wanted) or any(name in given for name, _ in wanted):
+            self.refuse("race", job.core, "a result has no tensor of its own", job)
+        for name, value in wanted:
+            dtype, shape = self.write(job, t.Ref(name), "host")
+            if value.dtype != values.dtype_of(dtype) or tuple(value.shape) != shape:
+                self.refuse("type", job.core, f"{name} is {value.dtype}{list(value.shape)}", job)
+        job.value, *job.more = [value for _, value in wanted]
+        size = sum(map(self.bytes_of, (*given.values(), job.value, *job.more)))
+        job.cycles = self.m.host.latency + math.ceil(Fraction(size, self.m.host.rate))
 
     def product(self, job: Job, a: t.Product) -> None:
         dtype, shape = self.write(job, a.target)

@@ -29,7 +29,8 @@ class Judged:
 
 def judge(listing: Listing, machine: SpatialMachine, jitter: int | None = None) -> Judged:
     _check_machine(listing, machine)
-    places = {"input": dict(listing.inputs), "output": dict(listing.outputs), "dram": {}}
+    hosted = dict(listing.hosted)
+    places = {"input": dict(listing.inputs) | hosted, "output": dict(listing.outputs) | hosted, "host": hosted}
     pages = {page.core: page for page in listing.pages}
     works: list[Work] = []
     of_core: dict[Core, list[Work]] = {}
@@ -72,10 +73,14 @@ def _check_machine(listing: Listing, machine: SpatialMachine) -> None:
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise Violation("buffer", page.core, 0, f"expected names of its own; {twice} is there twice")
-    for kind in (listing.inputs, listing.outputs, [(of.name, of.type) for of in listing.drams]):
+    in_dram = [(of.name, of.type) for of in listing.drams]
+    for kind in (listing.inputs + listing.hosted, listing.outputs + listing.hosted, in_dram):
         if len({name for name, _ in kind}) != len(kind):
             raise Violation(
-                "bounds", None, 0, "expected inputs, outputs and tiles of off-chip memory with names of their own"
+                "bounds",
+                None,
+                0,
+                "expected inputs, outputs and tiles at the host or off the chip with names of their own",
             )
     for chip in {of.chip for of in listing.drams}:
         needed = sum(of.type.bytes for of in listing.drams if of.chip == chip)
@@ -85,23 +90,25 @@ def _check_machine(listing: Listing, machine: SpatialMachine) -> None:
 
 
 def _check_outside(listing: Listing, works: list[Work]) -> None:
-    """Off-chip memory has races too. An output that nobody sends is refused before memory is taken for it."""
-    touched: dict[str, list[Access]] = {}
-    sent = dict.fromkeys((name for name, _ in listing.outputs), 0)
+    """Off-chip memory and the host's have races too. An output that nobody sends, or a tensor at the host that is
+    neither sent whole nor computed, is refused before memory is taken for it."""
+    touched: dict[tuple[str, str], list[Access]] = {}
+    sent = dict.fromkeys((name for name, _ in listing.outputs + listing.hosted), 0)
+    hosted = {name for name, _ in listing.hosted}
     for work in works:
-        if work.place is None:
-            continue
-        match work.step.of.action:
-            case Load() | Store() as action:
-                begin, writes = work.step.of.start, isinstance(action, Store)
-                touched.setdefault(work.place.ref.name, []).append(
-                    Access(begin, work.step.end, writes, work.place, work)
-                )
-            case ToHost():
-                sent[work.place.ref.name] += work.place.bytes
+        action, places = work.step.of.action, [(of, False) for of in work.taken] + [(of, True) for of in work.given]
+        if work.place is not None:
+            places.append((work.place, isinstance(action, Store | ToHost)))
+        for of, writes in places:
+            off_chip = isinstance(action, Load | Store)
+            if off_chip or of.ref.name in hosted:
+                access = Access(work.step.of.start, work.step.end, writes, of, work)
+                touched.setdefault(("dram" if off_chip else "host", of.ref.name), []).append(access)
+            if writes and not off_chip:
+                sent[of.ref.name] += of.bytes
     for accesses in touched.values():
         check_races(accesses)
-    for name, of in listing.outputs:
+    for name, of in listing.outputs + listing.hosted:
         _check_sent(name, of, sent[name], listing.end)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tessera.machines.spatial import SpatialMachine
-from tessera.spatial.listing.types import FromHost, Load, Send, Store, ToHost
+from tessera.spatial.listing.types import FromHost, Hosted, Load, Send, Store, ToHost
 from tessera.spatial.simulator.claims import Claims
 from tessera.spatial.simulator.flows import Flow
 from tessera.spatial.simulator.work import Work
@@ -26,6 +26,7 @@ class Report:
     bytes: dict[str, int]  # sram read, sram written, link, chip link, dram, host
     energy: dict[str, float] | None  # in picojoules
     unknown: list[str] = field(default_factory=list)  # what the machine's file has no energy for
+    host: dict[str, dict[str, int]] = field(default_factory=dict)  # operator that the host ran -> calls, bytes, cycles
 
     @property
     def joules(self) -> float | None:
@@ -45,6 +46,7 @@ class Report:
             "bytes": self.bytes,
             "energy_pj": self.energy,
             "no_energy_for": self.unknown,
+            "host": self.host,
             "utilisation": self.utilisation(),
         }
 
@@ -52,6 +54,8 @@ class Report:
         lines = [f"{self.cycles:,} cycles, {self.seconds * 1e6:.3f} µs, {self.instructions:,} instructions"]
         lines += [f"  {'macs':<8}{kind:<16}{count:>16,}" for kind, count in self.macs.items()]
         lines += [f"  {'bytes':<8}{kind:<16}{count:>16,}" for kind, count in self.bytes.items()]
+        for op, of in self.host.items():
+            lines.append(f"  {'host':<8}{op}: {of['calls']} calls, {of['bytes']:,} bytes, {of['cycles']:,} cycles")
         if self.energy is not None:
             lines += [f"  {'pJ':<8}{kind:<16}{value:>16,.1f}" for kind, value in self.energy.items()]
             lines += [f"  no energy is known for {', '.join(self.unknown)}"] if self.unknown else []
@@ -64,6 +68,7 @@ def report(
 ) -> Report:
     macs: Counter[str] = Counter()
     moved: Counter[str] = Counter()
+    host: dict[str, Counter[str]] = {}
     number = 0
     for work in works:
         number += 1
@@ -79,12 +84,17 @@ def report(
                 moved["host"] += work.place.bytes if work.place else 0
             case Load() | Store():
                 moved["dram"] += work.place.bytes if work.place else 0
+            case Hosted(_, op, _):
+                of = {"calls": 1, "bytes": work.host_bytes, "cycles": work.step.of.duration}
+                host.setdefault(op, Counter()).update(of)
     busy: dict[str, int] = defaultdict(int)
     for resource, users in held.items():
         name = resource.name if resource.kind == "link" else f"{resource.core} {resource.name}"
         busy[name] = sum(claim.end - claim.begin for claim in users)
     energy, unknown = _energy(machine, macs, moved)
-    return Report(cycles, cycles / machine.chip.clock, number, dict(busy), dict(macs), dict(moved), energy, unknown)
+    asked = {op: dict(of) for op, of in host.items()}
+    seconds = cycles / machine.chip.clock
+    return Report(cycles, seconds, number, dict(busy), dict(macs), dict(moved), energy, unknown, asked)
 
 
 def _energy(

@@ -18,6 +18,7 @@ from tessera.spatial.listing.types import (
     Dram,
     Expression,
     FromHost,
+    Hosted,
     Listing,
     Load,
     Product,
@@ -32,7 +33,7 @@ from tessera.spatial.simulator import values
 from tessera.spatial.simulator.flows import Flow
 from tessera.spatial.simulator.operands import Bad, Tile, tile
 from tessera.spatial.simulator.violation import Step, Violation, buffer_text
-from tessera.spatial.simulator.work import Work, computed_in
+from tessera.spatial.simulator.work import Work, called, check_results, computed_in
 from tessera.util.errors import InputError
 
 
@@ -100,8 +101,10 @@ class Run:
         self.buffers = {(page.core, of.name): of for page in listing.pages for of in page.buffers}
         self.memory = {key: Stored(of.type, self.held(key[0], of)) for key, of in self.buffers.items()}
         self.drams = {of.name: Stored(of.type, self.held(None, of)) for of in listing.drams}
-        self.inputs = {name: Stored(of, inputs[name]) for name, of in listing.inputs}
+        hosted = {name: Stored(of) for name, of in listing.hosted}
         self.outputs = {name: Stored(of) for name, of in listing.outputs}
+        self.sent = self.outputs | hosted  # what the host gets, and what it has to give
+        self.inputs = {name: Stored(of, inputs[name]) for name, of in listing.inputs} | hosted
         self.travelling: dict[int, torch.Tensor] = {}
         self.pending: list[
             tuple[int, int, Callable[[], None]]
@@ -143,13 +146,41 @@ class Run:
                 return
             case ToHost() | Store():
                 assert work.place is not None
-                stored = (self.outputs if isinstance(step.of.action, ToHost) else self.drams)[work.place.ref.name]
+                stored = (self.sent if isinstance(step.of.action, ToHost) else self.drams)[work.place.ref.name]
                 self.later(number, step.end, stored, work.place, self.read(step, work.reads[0]), None)
+                return
+            case Hosted() as action:
+                heapq.heappush(self.pending, (step.end, number, self.call(work, action)))
                 return
         target = work.writes[0]
         stored = self.memory[step.core, target.ref.name]
         indices = self.indices(step, target)
         self.later(number, work.end, stored, target, self.value(work, flows), indices)
+
+    def call(self, work: Work, action: Hosted) -> Callable[[], None]:
+        """Run an operator at the host, as PyTorch does; what is returned writes its results."""
+        given: dict[str, torch.Tensor] = {}
+        for of in work.taken:
+            given[of.ref.name] = self.outside(
+                work.step, self.sent, of, "to be sent to the host before it is computed on"
+            )
+        try:
+            got = called(action, given)
+            check_results(action, work.given, got)
+        except Bad as error:
+            raise work.step.refuse(error.kind, error.why) from None
+        wanted = [value for name, value in zip(action.results, got, strict=True) if name != "_"]
+
+        def write() -> None:
+            for of, value in zip(work.given, wanted, strict=True):
+                self.sent[of.ref.name].write(of, value, None)
+
+        return write
+
+    def outside(self, step: Step, stored: Mapping[str, Stored], at: Tile, expected: str) -> torch.Tensor:
+        if (value := stored[at.ref.name].read(at, None)) is None:
+            raise step.refuse("unwritten", f"expected {at.ref.name} {expected}")
+        return value
 
     def later(self, number: int, end: int, stored: Stored, at: Tile, value: torch.Tensor, indices) -> None:
         heapq.heappush(self.pending, (end, number, lambda: stored.write(at, value, indices)))
@@ -173,11 +204,9 @@ class Run:
                 return self.read(step, work.reads[0]) + arrived.reshape(target.shape) if add else arrived
             case FromHost() | Load():
                 assert work.place is not None
-                stored = (self.inputs if isinstance(step.of.action, FromHost) else self.drams)[work.place.ref.name]
-                value = stored.read(work.place, None)
-                if value is None:
-                    raise step.refuse("unwritten", f"expected {work.place.ref.name} to be stored before it is loaded")
-                return value
+                from_host = isinstance(step.of.action, FromHost)
+                stored, expected = (self.inputs, "computed") if from_host else (self.drams, "stored")
+                return self.outside(step, stored, work.place, f"to be {expected} before it is read")
         raise AssertionError(step.of.action)
 
     def read(self, step: Step, at: Tile) -> torch.Tensor:

@@ -146,9 +146,9 @@ class Stepper:
             space.writer[at] = job.number
 
     def finish(self, job: Job) -> None:
-        raw = values.raw(job.value.contiguous()).reshape(-1).view(torch.uint8).numpy()
         self.leave(job, outside=False)
-        for key, _, at in job.writes:
+        for (key, _, at), chosen, value in zip(job.writes, job.chosen, (job.value, *job.more), strict=False):
             space = self.world.spaces[key]
             space.writer[at] = -1
-            space.bytes[job.chosen], space.written[job.chosen] = raw, True
+            raw = values.raw(value.contiguous()).reshape(-1).view(torch.uint8).numpy()
+            space.bytes[chosen], space.written[chosen] = raw, True

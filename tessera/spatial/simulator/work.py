@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+import torch
+
 from tessera.machines.spatial import SpatialMachine
+from tessera.spatial.listing.host import computed, operands
 from tessera.spatial.listing.types import (
     WHOLE,
     Buffer,
@@ -19,6 +22,7 @@ from tessera.spatial.listing.types import (
     Copy,
     Expression,
     FromHost,
+    Hosted,
     Load,
     Product,
     Recv,
@@ -29,6 +33,7 @@ from tessera.spatial.listing.types import (
     ToHost,
     Tree,
 )
+from tessera.spatial.simulator import values
 from tessera.spatial.simulator.operands import Bad, Tile, tile
 from tessera.spatial.simulator.violation import Step
 
@@ -38,7 +43,7 @@ SUMS = {
 }  # fmt: skip
 UNIT = {
     Product: "matrix", Expression: "vector", Copy: "copy", FromHost: "host", ToHost: "host", Load: "dram",
-    Store: "dram",
+    Store: "dram", Hosted: "call",
 }  # fmt: skip
 
 
@@ -54,6 +59,12 @@ class Work:
     macs: int = 0
     over: list[Tile] = field(default_factory=list)  # of what is read, what may be written in the same place
     later: int = 0  # cycles after the start at which memory is held
+    taken: list[Tile] = field(default_factory=list)  # at the host, by an operator that runs there
+    given: list[Tile] = field(default_factory=list)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(of.bytes for of in (*self.taken, *self.given))
 
     @property
     def begin(self) -> int:
@@ -126,6 +137,23 @@ class Worker:
                 work.place = self.outside("dram", place)
                 self.move(work, self.read(work, value), work.place)
                 work.unit_cycles = self.outside_cycles(work.place, self.machine.dram)
+            case Hosted() as action:
+                self.call(work, action)
+
+    def call(self, work: Work, action: Hosted) -> None:
+        """An operator that the host runs: its results have the types and shapes that PyTorch gives them."""
+        if (host := self.machine.host) is None or host.latency is None or host.rate is None:
+            raise Bad("unit", "expected a machine whose host computes (host.latency, host.rate)")
+        work.taken = [self.outside("host", Ref(name)) for name in operands(action)]
+        work.given = [self.outside("host", Ref(name)) for name in action.results if name != "_"]
+        named = [of.ref.name for of in (*work.taken, *work.given)]
+        if not work.given or len(set(named)) != len(named):
+            raise Bad("race", "expected results, each a tensor of its own")
+        blank = {
+            of.ref.name: torch.empty(of.shape, dtype=values.dtype_of(of.dtype), device="meta") for of in work.taken
+        }
+        check_results(action, work.given, called(action, blank))
+        work.unit_cycles = host.latency + _up(work.host_bytes, host.rate)
 
     def outside_cycles(self, place: Tile, of) -> int:
         return -(-place.bytes // of.width) if of else 1
@@ -251,6 +279,27 @@ class Worker:
                     raise Bad("shape", f"expected shapes that broadcast; got {', '.join(map(str, shapes))}")
                 return shape
         return ()
+
+
+def called(action: Hosted, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """What an operator gives; whatever it raises is a refusal."""
+    try:
+        return computed(action, tensors)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        told = (str(error).splitlines() or [""])[0]
+        raise Bad("type", f"expected operands that {action.op} takes: {told[:200]}") from None
+
+
+def check_results(action: Hosted, declared: list[Tile], got: tuple[torch.Tensor, ...]) -> None:
+    if len(got) != len(action.results):
+        raise Bad("shape", f"expected {len(got)} results of {action.op}; got {len(action.results)}")
+    left = iter(declared)
+    for name, value in zip(action.results, got, strict=True):
+        if name == "_":
+            continue
+        of, gives = next(left), f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if gives != f"{of.dtype}{list(of.shape)}":
+            raise Bad("type", f"expected {name} to be {gives}, as {action.op} gives it; it is {of.type}")
 
 
 def _up(a: int, b: int) -> int:

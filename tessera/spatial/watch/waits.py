@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from tessera.machines.spatial import Core
-from tessera.spatial.listing.types import Load, Recv
+from tessera.spatial.listing.types import FromHost, Hosted, Load, Recv, ToHost
 from tessera.spatial.simulator.claims import Resource
 from tessera.spatial.simulator.judge import Judged
 from tessera.spatial.simulator.work import Work
@@ -32,12 +32,12 @@ RANK = ("arrival", "data", "link", "unit", "port", "bank", "room")  # which is n
 class Waits:
     def __init__(self, judged: Judged) -> None:
         self.judged = judged
-        self.touched: dict[tuple[Core, str], list[tuple[Work, bool]]] = defaultdict(list)
+        self.touched: dict[tuple[Core | None, str], list[tuple[Work, bool]]] = defaultdict(list)  # None: at the host
         self.held: dict[int, list[tuple[Resource, int]]] = defaultdict(list)  # of a work: resources, and which claim
         self.sends = {id(recv): flow.send for flow in judged.flows.values() for recv in flow.recvs}
         for work in judged.works:
-            for tile, writes in (*((t, False) for t in work.reads), *((t, True) for t in work.writes)):
-                self.touched[work.step.core, tile.ref.name].append((work, writes))
+            for key, writes in _touches(work):
+                self.touched[key].append((work, writes))
         self.claims = {resource: sorted(users, key=lambda c: c.begin) for resource, users in judged.claims.items()}
         for resource, users in self.claims.items():
             for number, claim in enumerate(users):
@@ -53,10 +53,11 @@ class Waits:
         if (send := self.sends.get(id(work))) is not None:
             return [Wait("arrival", send, start)]
         waits = []
-        for tile, writes in (*((t, False) for t in work.reads), *((t, True) for t in work.writes)):
-            for other, wrote in self.touched[work.step.core, tile.ref.name]:
+        for key, writes in _touches(work):
+            for other, wrote in self.touched[key]:
                 if other is not work and other.end <= start and (wrote or writes):
-                    kind = "room" if writes else "arrival" if isinstance(other.step.of.action, Recv | Load) else "data"
+                    comes = isinstance(other.step.of.action, Recv | Load | Hosted)
+                    kind = "room" if writes else "arrival" if comes else "data"
                     waits.append(Wait(kind, other, other.end))
         return waits
 
@@ -83,3 +84,14 @@ class Waits:
                 break
             work = wait.work
         return path[::-1]
+
+
+def _touches(work: Work) -> list[tuple[tuple[Core | None, str], bool]]:
+    """What an instruction reads and writes (True), on its core and at the host."""
+    core = work.step.core
+    touched: list[tuple[tuple[Core | None, str], bool]] = [((core, t.ref.name), False) for t in work.reads]
+    touched += [((core, t.ref.name), True) for t in work.writes]
+    touched += [((None, t.ref.name), False) for t in work.taken] + [((None, t.ref.name), True) for t in work.given]
+    if work.place is not None and isinstance(work.step.of.action, FromHost | ToHost):
+        touched.append(((None, work.place.ref.name), isinstance(work.step.of.action, ToHost)))
+    return touched
