@@ -28,6 +28,7 @@ from tessera.pipeline.repeated import Compiled, compiled
 from tessera.pipeline.run import Edits, Run
 from tessera.pipeline.stage import BACKWARD, FORWARD, PROGRAM, Stage
 from tessera.runtime.double_backward import Derivative, Wanted, no_forward_mode
+from tessera.runtime.linked import Level
 from tessera.runtime.plan import backward_graph
 from tessera.store.key import Key, check_executors, key_of, own_function
 from tessera.store.layout import read_layout, write_layout
@@ -147,18 +148,20 @@ class Compilation:
     def assemble(self, programs: list[Program], ends: Ends, captured: Captured) -> Executable:
         return Executable(programs, ends, self.eager, self.options, self.derivative, captured.enables_grad)
 
-    def derivative(self, wanted: Wanted, again: bool) -> Derivative:
+    def derivative(self, wanted: Wanted, again: bool, level: Level | None) -> Derivative:
         """The backward as a graph that can be differentiated in turn, if `again` is true; `wanted` says by which
-        cotangents, and which are missing (None)."""
+        cotangents, and which are missing (None). With a level, of its results by what they are made of."""
         name, flags, bridge = f"{self.name}_again", {"dump": "", **self.flags}, self.executable.ends.bridge
         with compile_lock, fake.alone(), torch.enable_grad(), override(**flags):
             account = self.account
             assert account.core is not None and account.kept is not None and bridge is not None
-            captured, given = backward_graph(self.captured, account.core, bridge, account.kept, wanted, again, name)
+            captured, given, cotangents = backward_graph(
+                self.captured, account.core, bridge, account.kept, wanted, again, level, name
+            )
             second = Compilation(name, captured, no_forward_mode, self.options, (*self.given, given)).executable
         inputs = captured.trace.inputs
         devices = tuple(v.type.device if isinstance(v.type, TensorType) else None for v in inputs)
-        return Derivative(second.call, second.reads, tuple(v.name for v in inputs), devices)
+        return Derivative(second.call, second.reads, tuple(v.name for v in inputs), devices, cotangents)
 
     def edit(self, stage: str, trace: Trace, aliased: dict[int, Aliased] | None = None) -> None:
         """Use another program from this stage on. Edits of later stages go: they were made of what this replaces.

@@ -79,7 +79,8 @@ class Executable:
         layout, plan = self.ends.layout, self.ends.bridge
         core = runs[0]
         if plan is not None:
-            core = bridge(runs[0], runs[1], plan, DoubleBackward(plan, self.derivative, frozenset(self.ends.written)))
+            again = DoubleBackward(plan, self.derivative, frozenset(self.ends.written))
+            core = bridge(runs[0], runs[1], plan, again, again.between)
         if self.enables_grad:  # views that it gives back have histories too
             return with_grad(build_call(core, layout, torch.no_grad()(self.eager), guarded=plan is None))
         return build_call(core, layout, self.eager, guarded=plan is None)

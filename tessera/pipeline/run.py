@@ -41,6 +41,7 @@ class Run:
     split: Split
     halves: Halves  # what is saved may wait on the host
     results: list[Arg]  # what forward gives its caller
+    linked = True  # results may be asked for their gradients by each other
     backward: Collection[Value] = ()  # in a program of both halves, what backward computes
     ways: Mapping[str, str] = MappingProxyType({})  # on a mesh, of axes along which operands are exchanged, how
 
@@ -132,7 +133,8 @@ class Run:
             outputs = list(functional.outputs)
             return Ends(layout_of(self.captured, functional, outputs, {}), None, written)  # type: ignore[arg-type]
         layout = self.layout()
-        return Ends(layout, bridge_of(self.captured, self.joint, self.split, self.results, self.given), written)
+        linked = self.linked and not self.given
+        return Ends(layout, bridge_of(self.captured, self.joint, self.split, self.results, self.given, linked), written)
 
     def layout(self) -> Layout:
         trace = self.joint.trace

@@ -159,6 +159,7 @@ class ShardedRun(Run):
     """`trace` has more outputs than `captured`: those that are only placed."""
 
     kinds = ("sharded inference", "sharded training")
+    linked = False
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from tessera.ir.strides import with_strides
 from tessera.ir.types import contiguous_strides, overlaps_itself
 from tessera.runtime import batched, leaf_hooks
 from tessera.runtime.lent import lend
+from tessera.runtime.linked import Level, Links, levels_of, linked
 from tessera.runtime.proxies import Context, make_proxies, pass_on
 from tessera.runtime.saved import restoring, tied
 from tessera.torch_internals.autograd import DUAL_LEVEL, result_metadata, tensor_hooks
@@ -54,14 +55,21 @@ class Bridge:
     contiguous: tuple[int, ...]  # cotangents that backward takes contiguous, however their results lie
     # Saved tensors, by position among them, that may lie in the memory of these results.
     shares: tuple[tuple[int, tuple[int, ...]], ...]
+    outputs: tuple[int, ...] = ()  # of each output of the core, its place among the results
+    # Of each result, the results that it is made of, if by way of no other one; nothing where none is made of another.
+    links: tuple[tuple[int, ...], ...] = ()
     lacking: bool = False  # inputs that nobody knows any more may be None: autograd has no edge to them
 
 
-def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
+def bridge(
+    forward: Callable, backward: Callable, plan: Bridge, again: Callable, flows: Callable | None = None
+) -> Callable:
     """The forward as a differentiable function of its inputs.
 
-    `again(ctx, restore, cts)` gives the gradients as differentiable functions of what they depend on.
+    `again(ctx, restore, cts)` gives the gradients as differentiable functions of what they depend on;
+    `flows(ctx, restore, level, cts)` what flows between results (`runtime/linked.py`).
     """
+    levels = levels_of(plan.links)
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
     in_order, unsaved, whole = not numbers, plan.unsaved, len(tensors) + len(numbers)
     restore = restoring(tensors, numbers, plan.own, bool(unsaved))
@@ -93,6 +101,21 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
         except DoubleBackwardError:
             return None
 
+    def between(ctx: Context, level: Level, cts: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+        """What flows from the results of a level to what they are made of."""
+        assert flows is not None
+
+        def flow(ctx: Context, cts: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+            strides = (ctx.strides[pulled.index(i)] for i in level.results)  # type: ignore[attr-defined]
+            laid = zip(cts, strides, strict=True)
+            return flows(
+                ctx, restore, level, [ct if ct is None or ct.stride() == s else laid_out(ct, s) for ct, s in laid]
+            )
+
+        if not batched.active():
+            return flow(ctx, cts)
+        return batched.rows(flow, ctx, zeros_for(ctx, level.results, cts))
+
     class TesseraGraph(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *inputs):  # noqa: ANN001, ANN002, ANN205
@@ -101,6 +124,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             saved = out[results:]
             ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
             ctx.strides = [out[i].stride() for i in pulled]
+            if levels:
+                ctx.links = Links()
             ctx.edges = edges_to(isinstance(x, torch.Tensor) for x in inputs) if plan.lacking else plan.edges
             for k in plan.contiguous:
                 ctx.strides[k] = contiguous_strides(out[pulled[k]].shape)
@@ -128,6 +153,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             aligned: list = [None] * plan.inputs
             if unsaved:
                 pass_on(ctx, cts[results:], aligned, unsaved)
+            if levels:
+                cts = ctx.links.take_off(cts)
             seeds = [cts[i] for i in pulled]
             missing = {k for k, ct in enumerate(seeds) if ct is None}
             unreached = [missing.issuperset(reached) for reached in plan.reached] if missing else []
@@ -139,10 +166,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                 return tuple(aligned)
             grads = of_some(ctx, seeds) if missing and some_alone(missing) and not batched.active() else None
             if grads is None:
-                known = result_metadata(ctx) if missing else ()
-                for k in missing:
-                    like = known[pulled[k]]
-                    seeds[k] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+                if missing:
+                    seeds = zeros_for(ctx, pulled, seeds)
                 grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
             for k, (position, grad) in enumerate(zip(plan.wrt, grads, strict=True)):
                 if missing and unreached[k]:
@@ -154,6 +179,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     # begins: what was compiled already, and all it calls, is left alone.
     skip_frames(TesseraGraph.backward.__code__)
     apply = _detached(TesseraGraph.apply, plan.cut) if plan.cut else TesseraGraph.apply
+    if len(pulled) > 1:
+        apply = linked(apply, levels, pulled, between)
     return (lambda *args: apply(*args)[:results]) if unsaved else apply
 
 
@@ -167,6 +194,16 @@ def _detached(apply: Callable, cut: tuple[int, ...]) -> Callable:
         return apply(*given)
 
     return call
+
+
+def zeros_for(ctx: Context, places: Sequence[int], cts: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    """Cotangents of the results at these places, zeros for those that are missing."""
+    known = result_metadata(ctx)
+    like = (known[i] for i in places)
+    return [
+        torch.zeros(of.shape, dtype=of.dtype, device=of.device) if ct is None else ct
+        for ct, of in zip(cts, like, strict=True)
+    ]
 
 
 def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

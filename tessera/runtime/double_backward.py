@@ -1,4 +1,4 @@
-"""Gradients that are differentiated again (`create_graph=True`), and gradients of some results alone.
+"""Gradients that are differentiated again (`create_graph=True`), gradients of some results alone, and by results.
 
 In: the context of a graph whose backward runs, what its forward saved, cotangents. Out: the gradients, as results of
 another compiled graph over the inputs of the first one, what it saved, and the cotangents. That graph is compiled when
@@ -16,6 +16,7 @@ import torch
 
 from tessera.runtime.autograd import Bridge, edge_to
 from tessera.runtime.lent import borrow
+from tessera.runtime.linked import Level
 from tessera.runtime.proxies import Context
 from tessera.runtime.saved import Restore
 from tessera.util.errors import DoubleBackwardError
@@ -31,25 +32,40 @@ class Derivative:
     reads: frozenset[int]  # inputs whose contents it wants
     names: tuple[str, ...]  # of its inputs
     devices: tuple[torch.device | None, ...]  # where it expects them
+    cotangents: tuple[int, ...]  # those that it takes, of those that are there
 
 
 class DoubleBackward:
-    def __init__(self, plan: Bridge, make: Callable[[Wanted, bool], Derivative], written: frozenset[int]) -> None:
+    def __init__(
+        self, plan: Bridge, make: Callable[[Wanted, bool, Level | None], Derivative], written: frozenset[int]
+    ) -> None:
         """`make` compiles for cotangents that do or do not need gradients themselves, or are missing, and for gradients
-        that will or will not be differentiated again. `written`: inputs that the graph itself writes."""
+        that will or will not be differentiated again. With a level of results the cotangents are theirs, and the
+        gradients those of what they are made of. `written`: inputs that the graph itself writes."""
         self.plan, self.make, self.written = plan, make, written
-        self.compiled: dict[tuple[Wanted, bool], Derivative] = {}
+        self.compiled: dict[tuple[Wanted, bool, Level | None], Derivative] = {}
 
     def __call__(self, ctx: Context, restore: Restore, cts: list[torch.Tensor | None]) -> tuple:
         once = not torch.is_grad_enabled() and any(ct is None for ct in cts)
-        key = tuple(None if ct is None else ct.requires_grad and not once for ct in cts), not once
+        gradients = self.gradients(ctx, restore, cts, once)
+        ctx.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
+        return gradients
+
+    def between(self, ctx: Context, restore: Restore, level: Level, cts: list[torch.Tensor | None]) -> tuple:
+        """What flows from the results of a level to what they are made of. The graph's own backward comes later."""
+        return self.gradients(ctx, restore, cts, not torch.is_grad_enabled(), level)
+
+    def gradients(
+        self, ctx: Context, restore: Restore, cts: list[torch.Tensor | None], once: bool, level: Level | None = None
+    ) -> tuple:
+        key = tuple(None if ct is None else ct.requires_grad and not once for ct in cts), not once, level
         if key not in self.compiled:
             self.compiled[key] = self.make(*key)
         derivative = self.compiled[key]
         saved = restore(ctx, self.needed(derivative) if once else None)
         others = [_still(s) for s, i in zip(saved, self.plan.own, strict=False) if i < 0]
-        args = [*self.inputs(ctx, saved, derivative), *others, *(ct for ct in cts if ct is not None)]
-        ctx.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
+        there = [ct for ct in cts if ct is not None]
+        args = [*self.inputs(ctx, saved, derivative), *others, *(there[k] for k in derivative.cotangents)]
         return derivative.call(*map(_moved, args, derivative.devices))
 
     def needed(self, derivative: Derivative) -> set[int]:

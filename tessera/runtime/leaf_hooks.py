@@ -9,6 +9,7 @@ them on.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,13 @@ class OnGradient:
 
     def __call__(self, grad: torch.Tensor | None) -> object:
         return None if grad is None else self.hook(grad)
+
+
+class Hooks(OrderedDict):
+    """The hooks of a tensor, which are called with gradients alone."""
+
+    def __setitem__(self, key: int, hook: Callable) -> None:
+        super().__setitem__(key, OnGradient(hook))
 
 
 class Arrival:

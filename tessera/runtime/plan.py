@@ -13,15 +13,18 @@ import torch
 
 from tessera.frontends.captured import Captured
 from tessera.ir.aliased import Aliased, Result
-from tessera.ir.equation import APART, NO_GRAD, Equation, Value, map_values, values_in
+from tessera.ir.equation import APART, NO_GRAD, Equation, Value, map_values, substitute, values_in
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ops.op import stops
 from tessera.passes.clean.cse import key_of
 from tessera.passes.clean.known import Given
 from tessera.passes.memory.alias import roots
 from tessera.runtime.autograd import Bridge, edges_to
 from tessera.runtime.call import Layout
+from tessera.runtime.linked import Level
+from tessera.torch_internals.fake import FakeTensorMode
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.transforms.remat import Split
 from tessera.transforms.vjp import Joint, vjp
@@ -32,18 +35,26 @@ _SAVED = "saved_"  # how names of what was saved begin, in the graph of a backwa
 
 def core_of(trace: Trace, captured: Captured) -> Trace:
     """The trace without outputs that are made from the inputs outside, each other output once."""
-    outputs = [o for i, o in enumerate(trace.outputs) if i not in captured.aliased and isinstance(o, Value)]
-    return trace.with_(outputs=tuple(dict.fromkeys(outputs)))
+    return trace.with_(outputs=tuple(_computed(replace(captured, trace=trace))))
+
+
+def places_of(captured: Captured, core: Trace, results: Sequence[Value]) -> dict[Value, int]:
+    """Of each output that the core computes, its place among the results: names link them to the core's outputs."""
+    position = {v.name: i for i, v in enumerate(results)}
+    pairs = zip(_computed(captured), core.outputs, strict=False)
+    return {out: position[of_core.name] for out, of_core in pairs}  # type: ignore[union-attr]
+
+
+def _computed(captured: Captured) -> list[Value]:
+    """The outputs that are not made from the inputs outside, each once."""
+    outputs = (o for i, o in enumerate(captured.trace.outputs) if i not in captured.aliased)
+    return list(dict.fromkeys(o for o in outputs if isinstance(o, Value)))
 
 
 def layout_of(captured: Captured, core: Trace, results: list[Value], write_back: dict[Value, Value]) -> Layout:
     """`results` are what the core gives, in order; names link them to the caller's outputs."""
     position = {v.name: i for i, v in enumerate(results)}
-    core_outputs = iter(core.outputs)
-    places: dict[Value, int] = {}
-    for i, out in enumerate(captured.trace.outputs):
-        if i not in captured.aliased and isinstance(out, Value) and out not in places:
-            places[out] = position[next(core_outputs).name]  # type: ignore[union-attr]
+    places = places_of(captured, core, results)
     parts: list[object] = []
     for i, out in enumerate(captured.trace.outputs[: captured.outputs]):
         if (alias := captured.aliased.get(i)) is not None:
@@ -81,11 +92,17 @@ def _viewed(captured: Captured) -> tuple[int, ...]:
 
 
 def bridge_of(
-    captured: Captured, joint: Joint, split: Split, results: list[object], given: tuple[Given, ...] = ()
+    captured: Captured,
+    joint: Joint,
+    split: Split,
+    results: list[object],
+    given: tuple[Given, ...] = (),
+    linked: bool = False,
 ) -> Bridge:
-    """`results` are the caller's, each once."""
+    """`results` are the caller's, each once. `linked`: whether they are to know of each other."""
     position = {v: i for i, v in enumerate(results)}
     pulled = tuple(position[v] for v in joint.pulled)
+    outputs = _outputs(joint, results)
     passive = tuple(i for i, v in enumerate(results) if i not in pulled and isinstance(v, Value))
     inputs = {v: i for i, v in enumerate(joint.trace.inputs)}
     tensors = tuple(i for i, v in enumerate(split.saved) if isinstance(v.type, TensorType))
@@ -109,8 +126,34 @@ def bridge_of(
         _merges(joint),
         _contiguous(joint),
         _shares(split, len(results), tensors, set(inputs)),
+        outputs,
+        _links(captured, outputs, len(results), set(pulled)) if linked else (),
         bool(given),
     )
+
+
+def _outputs(joint: Joint, results: Sequence[object]) -> tuple[int, ...]:
+    position = {v.name: i for i, v in enumerate(results) if isinstance(v, Value)}
+    outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
+    return tuple(position[o.name] if isinstance(o, Value) else -1 for o in outputs)
+
+
+def _links(captured: Captured, outputs: Sequence[int], count: int, pulled: set[int]) -> tuple[tuple[int, ...], ...]:
+    """Asked of the program as the user wrote it: what is computed twice there is computed once later on."""
+    places = dict(zip(_computed(captured), outputs, strict=False))
+    links: list[set[int]] = [set() for _ in range(count)]
+    made_of: dict[Value, set[int]] = {}
+    for e in captured.trace.equations:
+        through = NO_GRAD not in e.tags and not stops(e)
+        behind = set[int]().union(*(made_of.get(v, ()) for v in e.inputs())) if through else set[int]()
+        for v in e.results():
+            place = places.get(v)
+            if place in pulled:
+                links[place] |= behind - {place}  # type: ignore[index]
+                made_of[v] = {place}  # type: ignore[arg-type]
+            elif behind and _floats(v):
+                made_of[v] = behind
+    return tuple(tuple(sorted(one)) for one in links) if any(links) else ()
 
 
 def _lent(joint: Joint, held: set[Value]) -> tuple[int, ...]:
@@ -208,22 +251,34 @@ def backward_graph(
     kept: tuple[Trace, tuple[Value, ...]],
     wanted: tuple[bool | None, ...],
     again: bool,
+    level: Level | None,
     name: str,
-) -> tuple[Captured, Given]:
+) -> tuple[Captured, Given, tuple[int, ...]]:
     """The backward as a graph of its own: gradients as functions of the inputs, what was saved, and cotangents.
-    `wanted` says which of those need gradients themselves, None which are missing; `again`, whether its results do.
+
+    Also which of the cotangents that are there it takes. `wanted` says which of them need gradients themselves, None
+    which are missing; `again`, whether its results do. With a level, it goes from those results to what they are made
+    of.
 
     It computes the forward too, from the inputs, since the gradients' own gradients lead through it; what was saved is
     put in place of what is computed again (`passes/clean/known.py`) once it has been differentiated.
     """
     inputs = list(core.inputs)
     missing = [i for i, w in enumerate(wanted) if w is None]
-    joint = vjp(core, [inputs[i] for i in plan.wrt], captured.mode, again=again, missing=missing)
+    wrt = [inputs[i] for i in plan.wrt]
+    if level is None:
+        joint = vjp(core, wrt, captured.mode, again=again, missing=missing)
+        taken = tuple(range(len(joint.pulled)))
+        assert len(taken) + len(missing) == len(plan.pulled), "expected as many cotangents as the backward program has"
+    else:
+        of = {p: v for p, v in zip(plan.outputs, core.outputs, strict=False) if isinstance(v, Value)}
+        outer = [of[p] for p, w in zip(level.results, wanted, strict=True) if w is not None]
+        joint = between(core, wrt, outer, [of[p] for p in level.inner], captured.mode, again)
+        taken = tuple(joint.trace.outputs.index(v) for v in joint.pulled)
     cts = joint.trace.inputs[len(inputs) :]
-    assert len(cts) + len(missing) == len(plan.pulled), "expected as many cotangents as the backward program has"
     program, saved = kept
-    taken = {v.name for v in inputs}
-    brought = tuple(v if i >= 0 else _saved(v, taken) for v, i in zip(saved, plan.own, strict=True))
+    names = {v.name for v in inputs}
+    brought = tuple(v if i >= 0 else _saved(v, names) for v, i in zip(saved, plan.own, strict=True))
     extra = tuple(v for v, i in zip(brought, plan.own, strict=True) if i < 0)
     known = {*extra, *cts, *(inputs[i] for i in plan.own if i >= 0)}
     every = (*inputs, *extra, *cts)
@@ -231,19 +286,47 @@ def backward_graph(
         name=name,
         inputs=every,
         equations=joint.trace.equations if again else _apart(joint, values_in(core.outputs)),
-        outputs=joint.trace.outputs[len(joint.trace.outputs) - len(plan.wrt) :],
+        outputs=joint.trace.outputs[len(joint.trace.outputs) - len(joint.wrt) :],
         mutations={},
         symbols=joint.trace.symbols | _sizes([v for v in every if v in known]),
     )
     influences: set[int] = {*plan.own, *plan.unsaved} & {*plan.wrt} if again else set()
+    there = [w for w in wanted if w is not None]
     grads = (
         *(i in influences for i in range(len(inputs))),
         *(False for _ in extra),
-        *(w for w in wanted if w is not None),
+        *(there[k] for k in taken),
     )
     aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
     graph = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
-    return graph, Given(program, saved, brought)
+    return graph, Given(program, saved, brought), taken
+
+
+def between(
+    core: Trace, wrt: list[Value], outer: list[Value], inner: list[Value], mode: FakeTensorMode | None, again: bool
+) -> Joint:
+    """The joint program of the core and the gradients of these results by others that they are made of.
+
+    The inner ones are leaves while it is differentiated: what they are made of is another matter. It is differentiated
+    by `wrt` as well, so that the forward in it is the one that ran, which knows what it drew at random.
+    """
+    leaves = [Value(f"{v.name}_leaf", v.type) for v in inner]
+    reads = dict(zip(inner, leaves, strict=True))
+    cut = core.with_(
+        inputs=(*core.inputs, *leaves),
+        equations=tuple(e.substitute(reads) for e in core.equations),
+        outputs=(*outer, *inner),
+        mutations={},
+    )
+    joint = vjp(cut, [*wrt, *leaves], mode, pull=outer, again=again)
+    results, grads = joint.trace.outputs[: len(cut.outputs)], joint.trace.outputs[len(cut.outputs) + len(wrt) :]
+    back = dict(zip(leaves, results[len(outer) :], strict=True))
+    trace = joint.trace.with_(
+        inputs=tuple(v for v in joint.trace.inputs if v not in back),
+        equations=tuple(e.substitute(back) for e in joint.trace.equations),
+        outputs=tuple(substitute([*results[: len(outer)], *grads], back)),
+    )
+    return replace(joint, trace=trace, wrt=tuple(leaves))
 
 
 def _saved(v: Value, taken: set[str]) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -41,6 +42,12 @@ lazy_neg: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._neg_view
 tensor_hooks: Callable[[torch.Tensor], dict | None] = attrgetter("_backward_hooks")
 
 
+def take_hooks(result: torch.Tensor, hooks: OrderedDict) -> None:
+    """From now on hooks that are set on what a function just gave are put here, and called from here."""
+    result._backward_hooks = hooks
+    result.grad_fn._register_hook_dict(result)  # type: ignore[union-attr]  as `register_hook` does before the first one
+
+
 def hooks_of(leaf: torch.Tensor) -> tuple[dict, dict]:
     """The hooks that wait for the gradient of this leaf, before and after it is accumulated."""
     return tensor_hooks(leaf) or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
@@ -76,6 +83,10 @@ def has_hooks(leaf: torch.Tensor) -> bool:
 raw_saved: Callable[[Any], tuple] = attrgetter("_raw_saved_tensors")
 SavedTensor = symbol("torch._C._autograd.SavedTensor", "gradients of some results, where another has been written")
 unpacks_one_by_one = all(hasattr(SavedTensor, name) for name in ("unpack", "data"))
+
+# A number of the backward that runs, and whether it comes to a node.
+backward_in_progress: Callable[[], int] = symbol("torch._C._current_graph_task_id", "gradients of results by results")
+is_reached: Callable[[Any], bool] = symbol("torch._C._will_engine_execute_node", "gradients of results by results")
 
 # Of a node, which the context of a Function is: the shape, dtype and device of each result.
 result_metadata: Callable[[Any], Any] = attrgetter("_input_metadata")

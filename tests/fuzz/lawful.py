@@ -135,11 +135,11 @@ def a_checkpoint_runs_on_what_was_written(case: Case) -> bool:
 
 
 def data_hides_a_write(case: Case) -> bool:
-    """Eager's backward reads what was written to memory that `.data` shares, without a word; ours kept what was
-    there."""
-    copied = re.sub(r"= (\w+)\.data$", r"= \1.data.clone()", case.text, flags=re.MULTILINE)
+    """A backward reads what was written to memory that `.data` shares, without a word, where that is what it saved;
+    eager and Tessera save different things. Where copies are written nothing differs."""
+    copied = re.sub(r"\b(\w+)\.data\b(?! =)", r"\1.data.clone()", case.text)
     asked = "grad: expected" in case.reason and copied != case.text
-    return asked and case.given_by(run(copied, EAGERLY))
+    return asked and case.same_with(copied)
 
 
 def integers_require_gradients(case: Case) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable
 from types import CellType, FunctionType
 
@@ -56,6 +57,32 @@ def backward(out: object, *places: int, keep: bool = False) -> None:
     """Gradients of all, or of some, of what a call gave."""
     if floats(out):
         loss(out, *places).backward(retain_graph=keep)
+
+
+def apart(out: object, *given: object) -> list[Tensor]:
+    """The tensors of a result that have a history, are no views, and share memory with no other one."""
+    found, theirs = floats(out), [x for x in given if isinstance(x, Tensor)]
+    count = Counter(x.untyped_storage().data_ptr() for x in [*found, *theirs])
+    return [x for x in found if not x.is_leaf and not x._is_view() and count[x.untyped_storage().data_ptr()] == 1]
+
+
+def retain(own: list[Tensor]) -> None:
+    for x in own:
+        x.retain_grad()
+
+
+def kept(own: list[Tensor]) -> list[Tensor | None]:
+    return [None if x.grad is None else x.grad.clone() for x in own]
+
+
+def by_each(out: object, own: list[Tensor], *places: int, keep: bool = False) -> object:
+    """The gradient of what a call gave by these of its results."""
+    return torch.autograd.grad(loss(out, *places), own, allow_unused=True, retain_graph=keep) if own else None
+
+
+def hook(own: list[Tensor], fn: Callable) -> None:
+    for x in own:
+        x.register_hook(fn)
 
 
 def outs(out: object) -> tuple[Tensor, ...]:
@@ -208,7 +235,8 @@ NAMES: dict[str, object] = {
     "torch": torch, "F": F, "nn": nn, "math": math, "copy": copy, "nan": math.nan, "inf": math.inf,
     "checkpoint": checkpoint, **DTYPES,
     **{f.__name__: f for f in (
-        t, floats, loss, backward, outs, total, Scale, Gate, Cube, Over, Filled, called, on_copies, note, note_half,
+        t, floats, loss, backward, apart, retain, kept, by_each, hook,
+        outs, total, Scale, Gate, Cube, Over, Filled, called, on_copies, note, note_half,
         double, note_module, add_one, note_parameter,
     )},
 }  # fmt: skip

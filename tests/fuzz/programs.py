@@ -19,7 +19,7 @@ from .scenarios import scenario
 from .text import Block, Node, render
 
 KINDS = {"jit": 38, "tile": 10, "backend": 7, "functional": 30, "transform": 10, "train": 5}
-OPTIONAL = ("second",)  # kinds that are run only when they are named
+OPTIONAL = ("second", "between")  # kinds that are run only when they are named
 
 
 @dataclass(frozen=True)

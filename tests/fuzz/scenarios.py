@@ -10,6 +10,18 @@ BACKWARD = (
     "backward(out)|backward(out)|backward(out)|backward(out, 0)|backward(out, 1)"
     "|backward(out, keep=True); backward(out)|backward(out, 0, keep=True); backward(out, 1)"
 )
+# Gradients of results by each other.
+BETWEEN = (
+    "g = by_each(out, own, 0)",
+    "g = by_each(out, own, 1)",
+    "g = by_each(out, own, keep=True); backward(out)",
+    "retain(own); backward(out, 0); g = kept(own)",
+    "retain(own); backward(out, 1, 2); g = kept(own)",
+    "retain(own); backward(out, 0, keep=True); backward(out, 1); g = kept(own)",
+    "hook(own, note); backward(out); g = None",
+    "hook(own, note_half); backward(out, 0); g = None",
+    "hook(own, note_half); retain(own); backward(out, 1, 2); g = kept(own)",
+)
 TRANSFORMS = {
     "grad": "out = {T}.grad(lambda *a: total({f}(*a)), argnums={n})({x})",
     "vjp": "out, pull = {T}.vjp(lambda *a: outs({f}(*a)), {x})\n"
@@ -79,6 +91,12 @@ def _call(m: Maker, kind: str, names: list[str], module: bool, flag: bool) -> li
         lines.append(f"same = [x for x, history in zip({every}, histories) if x.grad_fn is history]")
         lines.append("g = torch.autograd.grad(loss(out), floats(same), create_graph=True, allow_unused=True)")
         lines += ["see(g=g)", "backward(g)", f"see({_seen(names, module)})"]
+        return lines
+    if kind == "between":
+        # Not by arguments and views: docs/in_place.md says what gradients by such miss.
+        lines.append(f"own = apart(out, {', '.join([*names, *['*m.parameters(), *m.buffers()'] * module])})")
+        lines += m.rng.choice(BETWEEN).split("; ")
+        lines.append(f"see(g=g, {_seen(names, module)})")
         return lines
     if m.chance(0.1) and kind != "functional":
         # Not on an argument that the call gave another history: docs/in_place.md says what hooks of such do not see.
