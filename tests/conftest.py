@@ -80,6 +80,12 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # else libraries report leaks at the end
 
 
+@pytest.hookimpl(tryfirst=True)  # before any fixture
+def pytest_runtest_setup() -> None:
+    """Random numbers are the same whichever tests ran before."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def fresh() -> None:
     """Nothing compiled before, and the same random numbers."""

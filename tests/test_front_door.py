@@ -149,6 +149,15 @@ def test_a_wrong_edit_says_what_and_where(mistake, tmp_path):
     assert re.search(r"f\.py(:\d+)?: expected", str(error.value))
 
 
+def test_an_edit_of_no_file_says_what_is_expected(tmp_path):
+    fast = tessera.jit(lambda x: x.sin())
+    fast(torch.ones(3))
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    for path, why in (("captured", "No such file"), (tmp_path, "directory"), (tmp_path / "bytes", "decode")):
+        with pytest.raises(EditError, match=f"{re.escape(str(path))}: expected a file .* wrote: .*{why}"):
+            tessera.edit(fast, path)
+
+
 def test_outputs_that_cannot_be_written_are_found_first(tmp_path):
     calls = []
 

@@ -417,6 +417,7 @@ def test_a_function_that_dynamo_gives_up_on_says_why():
 def test_advice_knows_its_sentences():
     assert for_break("nobody has seen this\n  Hint: do that.\n  Hint: Please report an issue.") == "do that."
     assert "eval()" in for_recompile("0/0: self.training == True")
+    assert "one program serves every value" in for_recompile("0/0: n == 0")
     assert changed("0/1: tensor 'x' size mismatch at index 0. expected 4, actual 6") == (
         "tensor 'x' size mismatch at index 0. expected 4, actual 6",
         "4 → 6",

@@ -110,6 +110,10 @@ RECOMPILES: list[tuple[str, str]] = [
         "an integer attribute of the model changes; after its second change one program serves every value of it",
     ),
     (
+        r"^\w+ == -?\d+$",
+        "an integer argument changes; from its first change on one program serves every value of it",
+    ),
+    (
         r"==|!=",
         "a Python number or string that the program reads has changed: pass it as a tensor, or mark the attribute as "
         "changing by making it an argument (integers then become dynamic)",

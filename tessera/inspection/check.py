@@ -28,6 +28,7 @@ from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.pipeline.compilation import Compilation
 from tessera.torch_internals import pytree
 from tessera.util.config import override
+from tessera.util.units import counted
 
 SEED = 99
 SHOWN = 5  # wrong results listed, the worst first
@@ -45,7 +46,8 @@ class CheckReport:
     graphs: list[GraphCheck] = field(default_factory=list, repr=False)  # for `reproduce`
 
     def __str__(self) -> str:
-        head = f"{'right' if self.ok else 'WRONG'}: {len(self.comparisons)} results compared with {self.reference}"
+        results = counted(len(self.comparisons), "result")
+        head = f"{'right' if self.ok else 'WRONG'}: {results} compared with {self.reference}"
         worst = sorted((c for c in self.comparisons if not c.ok), key=lambda c: -c.error)
         lines = [head, *map(str, self.faults), *(f"  {c}" for c in worst[:SHOWN])]
         more = [f"  and {len(worst) - SHOWN} more"] if len(worst) > SHOWN else []

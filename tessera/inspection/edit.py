@@ -43,8 +43,7 @@ def edit(fast: Callable, path: str, stage: str | None = None, graph: str | None 
     state = state_of(fast)
     if not state.compilations():
         raise InputError(why_none(state))
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
+    text = _read(path)
     title = _TITLE.search(text)
     stage = stage or (title[1] if title else None)
     graph = graph or (title[2] if title else state.compilations()[-1].name)
@@ -59,6 +58,15 @@ def edit(fast: Callable, path: str, stage: str | None = None, graph: str | None 
     edited = load(path, text, known[stage])
     aliased = _still_aliased(known[stage], edited, compilation.captured.aliased) if stage == "captured" else None
     compilation.edit(stage, edited, aliased)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise EditError(f"{str(path)[:200]}: expected a file that stages(fast)[…].save(path) wrote: {why}") from error
 
 
 def _named(state: Compiled, graph: str) -> Compilation:

@@ -17,6 +17,7 @@ from tessera.ir.printer import compile_trace, identifier, print_module
 from tessera.ir.trace import Trace
 from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.util.errors import InputError
+from tessera.util.units import counted
 
 
 def trace(fn: Callable, /, *args: object, **kwargs: object) -> Trace:
@@ -69,7 +70,7 @@ class Stage:
         return print_module(self.trace, title=f"{self.graph}: {self.name}")
 
     def __repr__(self) -> str:
-        return f"<Stage {self.name!r} of {self.graph}: {len(self.trace.equations)} equations>"
+        return f"<Stage {self.name!r} of {self.graph}: {counted(len(self.trace.equations), 'equation')}>"
 
 
 class Stages(list[Stage]):

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tessera.inspection.memory import Memory, Timeline
 from tessera.inspection.reports import GraphReport
+from tessera.util.units import counted
 
 SHOWN = 8  # names, guards or lines listed before "and n more"
 BARS = "▁▂▃▄▅▆▇█"
@@ -38,10 +39,6 @@ def bars(timeline: Timeline, width: int = 40) -> str:
     step = max(1, -(-count // width))
     most = [max(timeline.during[i : i + step]) for i in range(0, count, step)]
     return "".join(BARS[min(7, 8 * n // timeline.peak)] for n in most)
-
-
-def counted(n: int, what: str) -> str:
-    return f"{n} {what}" + ("" if n == 1 else "s")
 
 
 def head(graphs: list[GraphReport]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tessera.ir import printer
 from tessera.ir.block import Block
+from tessera.util.units import counted
 
 
 class Trace(Block):
@@ -13,8 +14,8 @@ class Trace(Block):
         return printer.print_trace(self)
 
     def __repr__(self) -> str:
-        counts = f"{len(self.inputs)} inputs, {len(self.equations)} equations, {len(self.outputs)} outputs"
-        return f"<Trace {self.name}: {counts}>"
+        held = {"input": self.inputs, "equation": self.equations, "output": self.outputs}
+        return f"<Trace {self.name}: {', '.join(counted(len(of), what) for what, of in held.items())}>"
 
     def save(self, path: str, title: str = "") -> None:
         """Write the program as a Python file that runs by itself."""

@@ -22,6 +22,7 @@ from tessera.onnx.inputs import checked_input
 from tessera.onnx.state import State
 from tessera.pipeline.options import Options
 from tessera.util.errors import InputError
+from tessera.util.units import counted
 
 
 def load(
@@ -88,7 +89,7 @@ class OnnxModule(torch.nn.Module):
 
     def extra_repr(self) -> str:
         model = self.__tessera_onnx__.model
-        return f"{model.path or 'ONNX'}, {len(model.graph.nodes)} nodes"
+        return f"{model.path or 'ONNX'}, {counted(len(model.graph.nodes), 'node')}"
 
 
 class _SelfNamed(OnnxModule):

@@ -48,6 +48,7 @@ from tessera.util.config import config, override
 from tessera.util.errors import Unserial
 from tessera.util.garbage import collection_paused
 from tessera.util.log import log
+from tessera.util.units import counted
 
 # Told of every compilation when it is built; whoever measures a script looks on here. Empty otherwise.
 WATCHERS: list[Callable[[Compilation], None]] = []
@@ -98,7 +99,7 @@ class Compilation:
         if key is not None:
             self.try_to_store(key)
         count = sum(len(p.trace.equations) for p in self.programs)
-        log(1, f"{self.name}: {count} equations, {self.seconds:.2f} s to compile")
+        log(1, f"{self.name}: {counted(count, 'equation')}, {self.seconds:.2f} s to compile")
 
     def build(self, captured: Captured, edits: Edits) -> None:
         """Compile. Where that fails, what was there before goes on."""

@@ -30,6 +30,7 @@ from tessera.transforms.remat import Split
 from tessera.transforms.vjp import Joint
 from tessera.util.config import config
 from tessera.util.log import log
+from tessera.util.units import counted
 
 Edits = dict[str, Trace]  # by the title of a stage, the program to go on with
 
@@ -119,7 +120,7 @@ class Run:
             trace.save(f"{start}.py")
             if title.endswith("claim"):
                 dump_kernels(trace, start)
-        log(2, f"{self.name}: {title}: {len(trace.equations)} equations")
+        log(2, f"{self.name}: {title}: {counted(len(trace.equations), 'equation')}")
         log(3, trace)
         return trace
 

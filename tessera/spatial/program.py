@@ -18,6 +18,7 @@ from tessera.spatial.listing import container, parse, print_listing, print_page
 from tessera.spatial.listing.text import action_text
 from tessera.spatial.listing.types import CorePage, Instruction, Listing
 from tessera.spatial.mapping import Mapping
+from tessera.util.units import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,7 @@ class SpatialProgram:
 
     def summary(self) -> str:
         """Cycles, how near they are to what is possible, and what is at fault."""
-        text = f"{self.cycles:,} cycles on {len(self.listing.pages)} cores"
+        text = f"{self.cycles:,} cycles on {counted(len(self.listing.pages), 'core')}"
         if self.bound:
             text += f", {self.cycles / self.bound:.2f} × bound {self.bound:,} ({self.reasons[0]})"
         if self.limit:

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from tessera.util.errors import OptionError
+from tessera.util.files import check_writable
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,15 @@ def above(least: Number) -> Callable[[str], Number]:
 
     read.__name__ = type(least).__name__
     return read
+
+
+def output_file(path: str) -> str:
+    """A type of an argument: a file that the command writes in the end. That it cannot is said before the work."""
+    try:
+        check_writable(path)
+    except OptionError as error:
+        raise ArgumentTypeError(str(error)) from error
+    return path
 
 
 def json_argument(parser: ArgumentParser) -> None:

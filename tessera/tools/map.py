@@ -14,10 +14,9 @@ from tessera.spatial.chain.api import ChainProgram
 from tessera.spatial.map import EFFORTS, map_onto
 from tessera.spatial.watch.metrics import metrics
 from tessera.tools import spatial_report
-from tessera.tools.command import Command, json_argument, write_json
+from tessera.tools.command import Command, json_argument, output_file, write_json
 from tessera.tools.convert import SOURCES
 from tessera.util.errors import OptionError
-from tessera.util.files import check_writable
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -27,15 +26,19 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--cut", action="append", default=[], metavar="WORD=COUNT", help="tensor=2; many")
     parser.add_argument("--effort", choices=EFFORTS, default="normal", help="how many mappings are tried")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
-    parser.add_argument("--output", metavar="FILE", help="write a .spatial file instead of the listing")
-    parser.add_argument("--metrics", metavar="FILE", help="write what is used: JSON, or Prometheus text (.prom)")
-    parser.add_argument("--report", metavar="FILE", help="write an HTML page, and a trace for Perfetto beside it")
+    parser.add_argument(
+        "--output", type=output_file, metavar="FILE", help="write a .spatial file instead of the listing"
+    )
+    parser.add_argument(
+        "--metrics", type=output_file, metavar="FILE", help="write what is used: JSON, or Prometheus text (.prom)"
+    )
+    parser.add_argument(
+        "--report", type=output_file, metavar="FILE", help="write an HTML page, and a trace for Perfetto beside it"
+    )
     json_argument(parser)
 
 
 def run(args: Namespace) -> int:
-    for path in filter(None, (args.output, args.metrics, args.report)):
-        check_writable(path)
     reader = SOURCES.get(Path(args.source.partition(":")[0]).suffix)
     if reader is None:
         raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")

@@ -14,13 +14,15 @@ from tessera.inspection.minimise import minimise
 from tessera.inspection.reproduce import write
 from tessera.just_in_time.backend import Backend
 from tessera.tools.check import checked
-from tessera.tools.command import Command, write_json
+from tessera.tools.command import Command, output_file, write_json
 from tessera.tools.run import script_arguments
 from tessera.util.errors import OptionError
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", default="repro.py", metavar="FILE", help="where to (default: repro.py)")
+    parser.add_argument(
+        "-o", "--output", type=output_file, default="repro.py", metavar="FILE", help="where to (default: repro.py)"
+    )
     parser.add_argument("--no-minimise", action="store_true", help="keep the whole graph")
     parser.add_argument("--seconds", type=float, default=120.0, help="how long to make it smaller (default: 120)")
     script_arguments(parser)
@@ -31,7 +33,8 @@ def run(args: Namespace) -> int:
     if case is None:
         facts = {"path": None, "outcome": "", "graphs": graphs}
         if not write_json(args, facts):
-            print(f"nothing fails in {args.script}: its {graphs} graphs compile and are right; nothing was written")
+            right = "graph compiles and is right" if graphs == 1 else "graphs compile and are right"
+            print(f"nothing fails in {args.script}: {graphs} {right}; nothing was written")
         return 0
     outcome, whole = case.outcome(), len(case.trace.equations)
     if not outcome:

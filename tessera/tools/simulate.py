@@ -19,9 +19,8 @@ from tessera.spatial.simulator.api import cost, simulate
 from tessera.spatial.simulator.judge import judge
 from tessera.spatial.simulator.timeline import events
 from tessera.spatial.simulator.violation import Violation
-from tessera.tools.command import Command, json_argument, write_json
+from tessera.tools.command import Command, json_argument, output_file, write_json
 from tessera.util.errors import OptionError
-from tessera.util.files import check_writable
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -31,13 +30,11 @@ def arguments(parser: ArgumentParser) -> None:
     data.add_argument("--inputs", metavar="FILE", help="run it on tensors that torch.save wrote as a list")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
     parser.add_argument("--jitter", type=int, metavar="SEED", help="let what travels arrive anywhere in its window")
-    parser.add_argument("--perfetto", metavar="FILE", help="write what is busy when, for Perfetto")
+    parser.add_argument("--perfetto", type=output_file, metavar="FILE", help="write what is busy when, for Perfetto")
     json_argument(parser)
 
 
 def run(args: Namespace) -> int:
-    if args.perfetto:
-        check_writable(args.perfetto)
     program = load(args.file)
     if args.perfetto and isinstance(program, ChainedProgram):
         raise OptionError("--perfetto: expected a listing, got a chain of blocks")

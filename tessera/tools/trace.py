@@ -8,7 +8,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from tessera.inspection.programs import Stage
-from tessera.tools.command import Command, console, write_json
+from tessera.tools.command import Command, console, output_file, write_json
 from tessera.tools.run import check_states, run_chosen, script_arguments
 from tessera.util.errors import OptionError
 
@@ -16,7 +16,9 @@ from tessera.util.errors import OptionError
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--stage", default="captured", help="which stage (default: captured; --list names them)")
     parser.add_argument("--list", action="store_true", help="list graphs and stages instead of printing one")
-    parser.add_argument("-o", "--output", metavar="FILE", help="save the program as Python that runs by itself")
+    parser.add_argument(
+        "-o", "--output", type=output_file, metavar="FILE", help="save the program as Python that runs by itself"
+    )
     script, _ = script_arguments(parser)
     script.help = "a Python script, or script.py:function for the graphs of one function"
 

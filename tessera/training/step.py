@@ -63,6 +63,9 @@ class TrainStep:
             self._say_in_parts(f"{self.elsewhere.who}: {self.elsewhere.reason}")
         self.__tessera__ = Compiled(self.__call__, backend, self.__call__, _again)
 
+    def __repr__(self) -> str:
+        return f"<TrainStep of {type(self.model).__name__} with {type(self.state.optimizer).__name__}>"
+
     def __call__(self, /, *batch: object, **named: object) -> object:
         if torch.is_inference_mode_enabled():
             raise InputError("train_step: expected a call outside torch.inference_mode, which makes no gradients")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tessera.ops.quantized import GROUP, KINDS, dequantized, quantized
 from tessera.util.errors import InputError, OptionError
+from tessera.util.units import counted
 
 
 class QuantizedLinear(nn.Module):
@@ -68,10 +69,10 @@ class Quantized:
         lines = [f"{self.kind}: no linear layer was changed"]
         if self.errors:
             name, worst = max(self.errors.items(), key=lambda item: item[1])
-            layers = "1 linear layer" if len(self.errors) == 1 else f"{len(self.errors)} linear layers"
             lines = [
-                f"{self.kind}: {layers}, {self.bytes_before / 2**20:.1f} MiB of weights "
-                f"are {self.bytes_after / 2**20:.1f} MiB; relative error of a weight at most {worst:.4f} ({name})"
+                f"{self.kind}: {counted(len(self.errors), 'linear layer')}, {self.bytes_before / 2**20:.1f} MiB of "
+                f"weights are {self.bytes_after / 2**20:.1f} MiB; relative error of a weight at most "
+                f"{worst:.4f} ({name})"
             ]
         lines += [f"  {name} stayed as it is: {why}" for name, why in self.left.items()]
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Numbers for people: times, ratios and shares. What is not there is an empty text."""
+"""Numbers for people: times, ratios, shares and counts. What is not there is an empty text."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def times(ratio: float | None) -> str:
 
 def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
+
+
+def counted(n: int, what: str) -> str:
+    """`1 graph`, `2 graphs`."""
+    return f"{n:,} {what}" + ("" if n == 1 else "s")

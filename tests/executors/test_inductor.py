@@ -17,7 +17,7 @@ from tessera.ir.interp import run
 from tessera.util.errors import OptionError
 
 # Headers compiled ahead, and trials of which instructions there are, take longer than the kernels of these tests.
-PLAIN = {"cpp_cache_precompile_headers": False, "cpp.simdlen": 1}
+PLAIN = {"cpp_cache_precompile_headers": False, "cpp.simdlen": 1, "cpp.vec_isa_ok": False}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
@@ -35,7 +35,9 @@ def block(x, w):
 
 
 @needs_compiler
-@pytest.mark.parametrize("dynamic", [(), (0,)], ids=["static", "symbolic"])
+@pytest.mark.parametrize(
+    "dynamic", [pytest.param((), id="static", marks=pytest.mark.sweep), pytest.param((0,), id="symbolic")]
+)
 def test_region_compiles(dynamic):
     w = torch.randn(16, 16)
     trace = trace_of(block, torch.randn(8, 16), w, dynamic=dynamic)

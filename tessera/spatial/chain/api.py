@@ -31,6 +31,7 @@ from tessera.spatial.listing.types import Listing
 from tessera.spatial.placement import arranged
 from tessera.spatial.program import SpatialProgram
 from tessera.util.errors import OptionError
+from tessera.util.units import counted
 
 Source = Callable[[], Mapping[str, torch.Tensor]]
 Listings = dict[str, tuple[Listing, Part]]
@@ -79,9 +80,10 @@ class ChainProgram:
 
     def summary(self) -> str:
         chips = {chip for run in self.chain.runs for _, chip in run.chips}
+        on = f"{counted(len(chips), 'chip')} in {counted(len(self.chain.runs), 'run')}"
         return (
-            f"{self.cycles:,} cycles on {len(chips)} chips in {len(self.chain.runs)} runs of {len(self.chain.parts)} "
-            f"parts, {self.cycles / self.bound:.2f} × bound {self.bound:,}, limit {self.limit:,}; a result every "
+            f"{self.cycles:,} cycles on {on} of {counted(len(self.chain.parts), 'part')}, "
+            f"{self.cycles / self.bound:.2f} × bound {self.bound:,}, limit {self.limit:,}; a result every "
             f"{self.interval:,} cycles"
         )
 

@@ -19,9 +19,10 @@ from tessera.tools.battery.case import BAD, Case, Missing, Outcome
 from tessera.tools.battery.pool import Pool
 from tessera.tools.battery.sections import QUICK, SECTIONS
 from tessera.tools.battery.table import bad, facts, line, table
-from tessera.tools.command import chosen_device, console
+from tessera.tools.command import chosen_device, console, output_file
 from tessera.tools.machine import machine
 from tessera.util.errors import OptionError
+from tessera.util.units import counted
 
 
 def parser() -> ArgumentParser:
@@ -35,7 +36,7 @@ def parser() -> ArgumentParser:
     root.add_argument("--seconds", type=float, default=540.0, help="begin nothing after so many; what is left is said")
     root.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th case, beginning with the I-th")
     root.add_argument("--quick", action="store_true", help="a few cases of every section, for a minute on two cores")
-    root.add_argument("--json", metavar="FILE", help="write every outcome there")
+    root.add_argument("--json", type=output_file, metavar="FILE", help="write every outcome there")
     root.add_argument("--list", action="store_true", help="print the names of the cases and run nothing")
     return root
 
@@ -64,7 +65,9 @@ def run_battery(args: Namespace) -> int:
         out.print(line(outcome), style="red", markup=False, soft_wrap=True)
     if left := [o for o in outcomes if o.status == "not run"]:
         names = ", ".join(f"{o.section}/{o.case}" for o in left[:8])
-        out.print(f"no time was left for {len(left)} cases: {names}{', …' if len(left) > 8 else ''}", markup=False)
+        out.print(
+            f"no time was left for {counted(len(left), 'case')}: {names}{', …' if len(left) > 8 else ''}", markup=False
+        )
     for note in notes:
         out.print(f"not run: {note}", style="red" if device == "cuda" else None, markup=False, soft_wrap=True)
     document = facts(outcomes, notes, device, str(machine()), wall)

@@ -118,9 +118,7 @@ def attention(order: str, mask: str, size: int, dtype: torch.dtype, device: str,
         given.append(allowed.to(device))
     elif mask == "bias":
         given.append(_on(drawn((1, HEADS, TIME, keys), 9), dtype, device))
-    options: dict = {"causal": {"is_causal": True}, "grouped": {"enable_gqa": True}, "scaled": {"scale": 0.3}}.get(
-        mask, {}
-    )
+    options = OPTIONS.get(mask, {})
 
     def fn(q: Tensor, k: Tensor, v: Tensor, m: Tensor | None = None) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=m, **options)

@@ -14,7 +14,7 @@ from tessera.tools.bench import machine as machine_suite
 from tessera.tools.bench.probe import CONTESTANTS
 from tessera.tools.bench.report import to_json
 from tessera.tools.bench.zoo import suite as zoo
-from tessera.tools.command import Command
+from tessera.tools.command import Command, output_file
 from tessera.tools.machine import machine
 from tessera.util.errors import OptionError
 
@@ -49,6 +49,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")
     parser.add_argument(
         "--json",
+        type=output_file,
         nargs="?",
         const=STDOUT,
         metavar="PATH",

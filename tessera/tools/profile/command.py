@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from tessera.tools.command import Command, console, write_json
+from tessera.tools.command import Command, console, output_file, write_json
 from tessera.tools.profile.calls import Calls
 from tessera.tools.profile.instrument import labelled
 from tessera.tools.profile.result import GROUPS, Profile
@@ -26,7 +26,10 @@ def arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--limit", type=int, default=30, help="rows that are shown (default: %(default)s)")
     parser.add_argument(
-        "--chrome", metavar="FILE", help="write a step as trace events, for Perfetto or chrome://tracing"
+        "--chrome",
+        type=output_file,
+        metavar="FILE",
+        help="write a step as trace events, for Perfetto or chrome://tracing",
     )
     script_arguments(parser)
 

@@ -19,7 +19,7 @@ from tessera.tools.profile.losses import floor_of
 from tessera.tools.profile.measured import Row, Span
 from tessera.util.errors import OptionError
 from tessera.util.html import as_html
-from tessera.util.units import percent
+from tessera.util.units import counted, percent
 
 GROUPS = ("equation", "operator", "line", "module")
 
@@ -154,7 +154,7 @@ def _group(rows: list[Row], by: str) -> Group:
     longest: dict[str, float] = {}
     for row in rows:
         longest[row.limit] = longest.get(row.limit, 0.0) + row.roofline_seconds
-    what = rows[0].operator if by in ("equation", "operator") else f"{len(rows)} equations"
+    what = rows[0].operator if by in ("equation", "operator") else counted(len(rows), "equation")
     executor = common([row.executor for row in rows])
     return Group(
         f"{executor}: {what}" if executor and executor != "aten" and by in ("equation", "operator") else what,

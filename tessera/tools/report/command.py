@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 
-from tessera.tools.command import Command, console, write_json
+from tessera.tools.command import Command, console, output_file, write_json
 from tessera.tools.profile.command import profiled, step_arguments
 from tessera.tools.report.write import write
 from tessera.tools.run import check_states, run_chosen, script_arguments
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="default: %(default)s")
+    parser.add_argument(
+        "-o", "--output", type=output_file, metavar="FILE", default="report.html", help="default: %(default)s"
+    )
     parser.add_argument("--no-measure", action="store_true", help="show what was compiled; run nothing again")
     step_arguments(parser, 5)
     script_arguments(parser)

@@ -188,10 +188,6 @@ def _div(a: T | float, b: T | float, rounding_mode: str | None = None) -> T:
     return a.fn("floordiv" if rounding_mode == "floor" else "truncdiv", b)
 
 
-def _truncated(a: T, b: T | float) -> T:
-    return a.fn("truncdiv", b)
-
-
 def _by_zero(call: Call) -> str:
     whole = not call.out.dtype.is_floating_point
     unknown = not isinstance(call.args[1], (int, float)) or not call.args[1]
