@@ -3,7 +3,7 @@
 One program decodes every word. The cache lies in the cores' memories and is written in place: where, the position says;
 when, the listing. The words are those that PyTorch chooses.
 
-    python examples/llama_on_64_chips.py [words]
+    python examples/llama_on_64_chips.py [words [layers]]
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import torch.nn.functional as F
 from torch import nn
 
 import tessera
+from tessera.spatial.program import SpatialProgram
 
 WIDE, HEADS, GROUPS, INNER, WORDS, LONGEST = 256, 8, 4, 688, 1024, 64
 EACH = WIDE // HEADS
 
 
 class Layer(nn.Module):
+    keys: torch.Tensor
+    values: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.before, self.behind = nn.RMSNorm(WIDE), nn.RMSNorm(WIDE)
@@ -47,6 +51,9 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """The next word for a word and its position."""
 
+    cos: torch.Tensor
+    sin: torch.Tensor
+
     def __init__(self, layers: int) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(WORDS, WIDE), nn.Linear(WIDE, WORDS, bias=False)
@@ -62,12 +69,13 @@ class Llama(nn.Module):
         return self.head(self.norm(x)).argmax(-1)
 
 
-def main(words: int = 8) -> None:
+def main(words: int = 8, layers: int = 4) -> None:
     torch.manual_seed(0)
-    model, word = Llama(4).eval(), torch.tensor([3])
+    model, word = Llama(layers).eval(), torch.tensor([3])
     at = torch.tensor([0])
     cut = {"tensor": 4, "pipeline": 16}
     program = tessera.map_onto(model, word, at, machine="lpx", chips=64, cut=cut, effort="quick")
+    assert isinstance(program, SpatialProgram)  # and no chain of blocks
     chips = {page.core.chip for page in program.listing.pages}
     print(f"on {len(chips)} chips: {program.summary()}")
     eager, state, expected = copy.deepcopy(model), None, word

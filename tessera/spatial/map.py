@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping as Table
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch.export import ExportedProgram
@@ -17,7 +16,8 @@ from tessera.spatial.chain.api import ChainProgram, chained
 from tessera.spatial.chain.blocks import equal_blocks
 from tessera.spatial.chips import Cut, one_batch, spread
 from tessera.spatial.errors import SpaceError
-from tessera.spatial.mapping import Mapping, best
+from tessera.spatial.mapping import Mapping as Mapped
+from tessera.spatial.mapping import best
 from tessera.spatial.program import SpatialProgram, program
 from tessera.util.errors import OptionError
 
@@ -30,7 +30,7 @@ def map_onto(
     *args: object,
     machine: str | Path | SpatialMachine,
     chips: int = 1,
-    cut: Table[str, int] | None = None,
+    cut: Mapping[str, int] | None = None,
     effort: str = "normal",
     seed: int = 0,
     like: str | Path | SpatialMachine | None = None,
@@ -67,7 +67,7 @@ def map_onto(
         ways = Cut(blocks=blocks)
     if ways.blocks:
         return chained(got, onto, chips, ways, seed)
-    found: list[tuple[Mapping, tuple[Core, ...]]] = []
+    found: list[tuple[Mapped, tuple[Core, ...]]] = []
     refused: SpaceError | None = None
     for plan in (onto,) if other is None else (onto, other):
         graph, cores = spread(got, plan, chips, ways)

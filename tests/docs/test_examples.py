@@ -12,7 +12,7 @@ from pages import ROOT, apart, run_script
 ARGUMENTS: dict[str, list[str]] = {
     "train_gpt.py": ["5"],
     "demo.py": ["--steps", "3", "--peer", "aot_eager"],
-    "llama_on_64_chips.py": ["2"],
+    "llama_on_64_chips.py": ["2", "1"],
 }
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 

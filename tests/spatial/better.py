@@ -49,8 +49,11 @@ def attempt(seed: int) -> tuple[bool, str]:
 
 if __name__ == "__main__":
     count, first = (int(arg) for arg in (*sys.argv[1:], "0")[:2])
-    tried = [attempt(seed) for seed in range(first, first + count)]
-    wrong = [problem for _, problem in tried if problem]
-    print("\n".join(wrong))
-    print(f"{count} programs, {sum(slower for slower, _ in tried)} slower alone, {len(wrong)} with both mappings")
+    slower = wrong = 0
+    for number in range(first, first + count):
+        alone, problem = attempt(number)
+        slower, wrong = slower + alone, wrong + bool(problem)
+        if alone:
+            print(problem or f"{number}: slower alone", flush=True)
+    print(f"{count} programs, {slower} slower alone, {wrong} with both mappings")
     sys.exit(bool(wrong))

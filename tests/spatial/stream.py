@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tessera.machines.spatial import SpatialMachine, read
+from tessera.spatial.chain.api import ChainProgram
 from tessera.spatial.map import map_onto
 from tessera.spatial.program import SpatialProgram
 from tessera.spatial.simulator.api import cost
@@ -130,12 +131,12 @@ class Gated(nn.Module):
         return sum(down(F.silu(gate(x)) * up(x)) for gate, up, down in zip(self.gate, self.up, self.down, strict=True))
 
 
-def convolutions(name: str) -> SpatialProgram:
+def convolutions(name: str) -> SpatialProgram | ChainProgram:
     x, first, second = (torch.zeros(shape).bfloat16() for shape in ((1, 32, 32, 8), (3, 3, 8, 16), (3, 3, 16, 32)))
     return map_onto(Convolutions(), x, first, second, machine=MACHINES[name].machine(name, False))
 
 
-def swiglu(name: str, batches: int, parts: int) -> SpatialProgram:
+def swiglu(name: str, batches: int, parts: int) -> SpatialProgram | ChainProgram:
     model, x = Gated(2048, 8192, parts).bfloat16(), torch.zeros(256, 2048).bfloat16()
     machine = MACHINES[name].machine(name, True)
     return map_onto(model, x, machine=machine, cut={"batches": batches}, effort="quick")

@@ -48,7 +48,6 @@ _INSTRUCTION = re.compile(
     rf"  +({_CELL})(?:  +({_CELL}))?(?:  +({_CELL}))? *"
 )
 _TYPE = r"([a-z0-9_]{1,20})\[([0-9, ]*)\]"
-_SHAPE = re.compile(r"[0-9]{1,15}(, ?[0-9]{1,15})*")
 _DATA = rf"( state)?(?: = ({NAME}(?:\[[0-9:, ]*\])?))?"
 _SRAM = re.compile(
     rf"  sram  +({NAME})  +{_TYPE}  +0x([0-9a-f]{{1,13}}) \+([0-9]{{1,15}})"
