@@ -2,7 +2,7 @@
 
 In: a model and a machine. Out: a `Point` for every set of changes. What does not fit is a point without cycles that
 says why. A point that was asked for before is not compiled again. More bandwidth, memory or links, and less latency,
-never cost time: where a point is slower than a poorer one, it is compiled with the tiles of that one too.
+should not cost time: where a point is slower than a poorer one, it is compiled with the tiles of that one too.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Bench:
         return self.points[key]
 
     def keep(self, point: Point) -> None:
-        """Keep a point; and none that is slower than a poorer one, where the tiles of that one make it faster."""
+        """Keep a point; one that is slower than a poorer one with the tiles of that, where these make it faster."""
         fresh = [point]
         while fresh:
             point = fresh.pop()
