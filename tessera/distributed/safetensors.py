@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tessera.util.errors import InputError
-from tessera.util.safetensors import CODES, NOTES, Unfit, head, place, row, split
+from tessera.util.safetensors import CODES, NOTES, Unfit, flat_bytes, head, place, row, split
 
 ALIGN = 64
 MOST_HEADER = 1 << 30
@@ -39,8 +39,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | 
 
 
 def _bytes(x: Tensor) -> memoryview | bytes:
-    flat = x.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b""  # type: ignore[arg-type]
+    return memoryview(flat_bytes(x).numpy()) if x.numel() else b""  # type: ignore[arg-type]
 
 
 def read(path: Path) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from tessera.spatial.bounds import Bound, bound
 from tessera.spatial.cuts import Effort
 from tessera.spatial.emit import emit
 from tessera.spatial.errors import MapError, SpaceError
-from tessera.spatial.graph import Constant, Graph, Hosted
+from tessera.spatial.graph import Constant, Gather, Graph, Hosted, Scatter
 from tessera.spatial.listing.types import Listing
 from tessera.spatial.memory.layout import Buffer, lay_out
 from tessera.spatial.regions import regions_of
@@ -43,18 +43,22 @@ class Mapping:
         return self.schedule.cycles
 
 
-def best(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: int, seed: int) -> Mapping:
-    """The shortest of several mappings; the first that fits where `tries` is 1."""
-    check_host(graph, machine)
+def best(
+    graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: int, seed: int,
+    like: SpatialMachine | None = None,
+) -> Mapping:  # fmt: skip
+    """The shortest of several mappings; the first that fits where `tries` is 1. Tiles and their cores are chosen as for
+    the machine `like`, where one is given."""
+    check_units(graph, machine)
     check_space(graph, machine, cores)
     chosen: Mapping | None = None
     refused: SpaceError | None = None
     routes = Routes(machine, cores)
-    for number, effort in enumerate(dict.fromkeys(efforts(graph, machine, cores, seed))):
+    for number, effort in enumerate(dict.fromkeys(efforts(graph, like or machine, cores, seed))):
         if chosen is not None and number >= tries:
             break
         try:
-            mapped = one(graph, machine, routes, effort)
+            mapped = one(graph, machine, routes, effort, like)
         except SpaceError as error:
             refused = error if refused is None else refused
             continue
@@ -131,9 +135,13 @@ def _streams(cores: int, tile: int, banks: int, seed: int) -> Iterator[Effort]:
         yield Effort(cores, part, 1.0, window, min(regions, banks), resident=resident, seed=seed)
 
 
-def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> Mapping:
+def one(
+    graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort, like: SpatialMachine | None = None
+) -> Mapping:
     names = dict(graph.names)
-    tiles = Tiling(graph, machine, routes, effort).run()
+    tiles = Tiling(
+        graph, like or machine, routes if like in (None, machine) else Routes(like, routes.cores), effort
+    ).run()
     check_room(tiles, machine)
     graph.names = names  # the next try begins with the same names
     regions = regions_of(tiles.tiles, effort.regions)
@@ -144,8 +152,14 @@ def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -
     return Mapping(effort, tiles, timed, regions, buffers, listing, bound(steps, machine))
 
 
-def check_host(graph: Graph, machine: SpatialMachine) -> None:
-    """An operator for the host needs one, and a figure for its time."""
+def check_units(graph: Graph, machine: SpatialMachine) -> None:
+    """Rows that data choose want a copy engine; an operator for the host wants one, and a figure for its time."""
+    chosen = [node for node in graph.nodes if isinstance(node, Gather | Scatter)]
+    if chosen and not machine.copy.engines:
+        raise MapError(
+            f"{machine.key} has no copy engine (copy.engines), which reads and writes rows that data choose: called at "
+            f"{chosen[0].home.source}"
+        )
     call = next((node.call for node in graph.nodes if isinstance(node, Hosted)), None)
     if call is None or (machine.host is not None and machine.host.computes):
         return

@@ -60,6 +60,8 @@ class SpatialProgram:
 
     def core(self, *place: int) -> str:
         """The page of a core: `core(row, column)`, or `core(chip, row, column)`."""
+        if len(place) not in (2, 3):
+            raise MapError(f"core: expected a row and a column, or a chip before them; got {place}")
         return print_page(self.page(Core(*place) if len(place) == 3 else Core(0, *place)))
 
     def page(self, core: Core) -> CorePage:

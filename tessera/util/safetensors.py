@@ -27,6 +27,12 @@ class Unfit(ValueError):
     """Bytes that are no such file."""
 
 
+def flat_bytes(x: torch.Tensor) -> torch.Tensor:
+    """The elements row by row, as bytes. A tensor of one element may have any stride, which a view as bytes minds."""
+    flat = x.detach().cpu().contiguous().reshape(-1)
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+
+
 def head(table: Mapping[str, object], align: int) -> bytes:
     """What stands before the tensors' bytes, which begin at a multiple of `align`."""
     text = json.dumps(table, separators=(",", ":")).encode()

@@ -9,7 +9,11 @@ import pytest
 from pages import ROOT, apart, run_script
 
 # What a script is called with, where it would take long otherwise.
-ARGUMENTS: dict[str, list[str]] = {"train_gpt.py": ["5"], "demo.py": ["--steps", "3", "--peer", "aot_eager"]}
+ARGUMENTS: dict[str, list[str]] = {
+    "train_gpt.py": ["5"],
+    "demo.py": ["--steps", "3", "--peer", "aot_eager"],
+    "llama_on_64_chips.py": ["2", "1"],
+}
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 
 

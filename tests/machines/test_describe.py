@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -111,8 +112,18 @@ def test_a_wrong_toml_file_is_refused(line, told, tmp_path):
 
 
 @pytest.mark.parametrize("name", known())
-def test_sources_say_who_or_that_it_is_assumed(name):
-    assert all(len(figure.source) > 8 for figure in machine(name).figures.values())
+def test_sources_say_who_and_when_or_that_it_is_assumed(name):
+    for figure, of in machine(name).figures.items():
+        source = of.source
+        assert source.startswith(("assumed: ", "computed: ")) or re.search(r"\b20[0-2][0-9]\b", source), (
+            f"{figure}: {source}"
+        )
+
+
+@pytest.mark.parametrize("name", ["a100", "h100", "h100-96gb", "h200", "b200", "gb200-nvl72", "rubin-nvl72"])
+def test_gpus_of_a_cluster_have_links_by_the_same_names(name):
+    kinds = {figure for figure in machine(name).figures if figure.startswith("link.")}
+    assert {"link.nvlink", "link.network"} <= kinds <= {"link.nvlink", "link.network", "link.pcie"}
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import tessera
+from tessera.ir.trace import Trace
 from tessera.machines.spatial import SpatialMachine
 from tessera.machines.spatial.read import vary
 from tessera.spatial.codesign.fields import DIALS, axis
+from tessera.spatial.codesign.points import Bench, Point
 from tessera.tools.cli import main
 from tessera.util.errors import OptionError
 from tests.spatial.nets import MLP, Block
@@ -75,6 +77,8 @@ def test_a_sweep_has_a_front_and_an_end() -> None:
     values = {"vector.lanes": [4, 32, 4096, 8192]}
     found = tessera.codesign(*model("block"), machine=machine(**extra, **{"vector.lanes": 8}), vary=values)
     assert [p.changes.get("vector.lanes", 8) for p in found.points] == [4, 8, 32, 4096, 8192]
+    times = [p.seconds for p in found.points]
+    assert times == sorted(times, reverse=True), "more lanes never cost time"
     areas = [p.area or 0.0 for p in found.points]
     assert areas == sorted(areas) and areas[1] == 10 and areas[0] == pytest.approx(10 - 4 * 4 * 0.01)
     # Every point of the front is faster than those with a smaller chip.
@@ -85,6 +89,29 @@ def test_a_sweep_has_a_front_and_an_end() -> None:
     assert f"vector.lanes: beyond {knee.value}" in text and "What to ask for:\n  1. vector.lanes = 16" in text
     assert data["machine"] == "short" and found.base.joules is not None and found.base.joules > 0
     assert "mm²" in text and "numbers of short are assumed" in text
+
+
+def test_a_point_is_no_slower_than_a_poorer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is, it is compiled with the tiles of that one too; whichever was asked for first."""
+    asked: list[tuple[dict, bool]] = []
+
+    def point(bench: Bench, changes: dict, like: SpatialMachine | None = None) -> Point:
+        asked.append((changes, like is not None))
+        width = changes.get("link.width", 512)
+        return Point(changes, width if like is None else 100, float(width if like is None else 100))
+
+    monkeypatch.setattr(Bench, "_point", point)
+    for order in ((128, 256), (256, 128)):
+        bench = Bench(Trace("none", (), (), ()), machine(), 1, "quick", 0)
+        for width in order:
+            bench.point({"link.width": width})
+        assert bench.point({"link.width": 256}).seconds == 100 and bench.point({"link.width": 128}).seconds == 128
+    assert asked == [({"link.width": w}, like) for w, like in ((128, False), (256, False), (256, True))] + [
+        ({"link.width": w}, like) for w, like in ((256, False), (128, False), (256, True))
+    ]
+    one, other = Point({"matrix.rows": 16}, 1, 1.0), Point({"matrix.rows": 32}, 2, 2.0)
+    assert not bench.poorer(one, other), "a larger array takes longer to fill"
+    assert bench.poorer(Point({"link.latency": 9}, 1, 1.0), Point({"link.latency": 2}, 2, 2.0))
 
 
 def test_what_does_not_fit_is_a_point_that_says_so() -> None:

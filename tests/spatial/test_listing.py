@@ -44,6 +44,11 @@ def test_an_expression_prints_and_reads_back(text):
     assert tree_text(read_tree(text)) == text
 
 
+def test_a_tensor_of_one_element_may_have_any_stride():
+    data = {"one": torch.full((), 3.0).expand(1), "last": torch.arange(4.0)[3::4], "none": torch.empty(0, 3)}
+    assert all(unpack(pack(data))[name].equal(value) for name, value in data.items())
+
+
 def test_a_file_that_ends_anywhere_is_cut_off():
     for length in range(TEXT.index("\n\ncore"), TEXT.rindex("end "), 7):
         with pytest.raises(ListingError, match="cut off"):

@@ -57,6 +57,18 @@ def test_models(name: str, machine: str) -> None:
     agree(model, (x,), map_onto(model, x, machine=MACHINES[machine](), effort="quick"), 1e-5)
 
 
+def test_what_would_be_done_on_another_machine_is_tried_too() -> None:
+    """Of two ways the shorter one; where memory is too small for a machine's own, the other's."""
+    torch.manual_seed(0)
+    model, x = Block(32, 4), torch.randn(1, 16, 32)
+    for machine, like in ((toy(2, 2), toy(2, 2, width='"8 B"')), (toy(2, 2, width='"8 B"'), toy(2, 2))):
+        alone, both = (map_onto(model, x, machine=machine, effort="quick", like=of) for of in (None, like))
+        assert both.cycles <= alone.cycles
+        agree(model, (x,), both, 1e-5)
+    with pytest.raises(OptionError, match="like: expected a machine with the same cores as toy2x2, got toy"):
+        map_onto(model, x, machine=toy(2, 2), like=toy(1, 2))
+
+
 @pytest.mark.parametrize("m, k, n", [(1, 1, 1), (17, 257, 1), (257, 17, 33), (1, 257, 17)])
 def test_odd_products_in_float64(m: int, k: int, n: int) -> None:
     torch.manual_seed(0)

@@ -147,6 +147,25 @@ def test_the_judges_share_listings_and_machines_with_the_compiler_and_nothing_el
         assert all(module.startswith(allowed) for module in ours), f"{path.name}: {ours}"
 
 
+def test_a_listing_is_judged_once(monkeypatch):
+    """As long as it is the same one, for the same machine and without jitter."""
+    module, judged = sys.modules["tessera.spatial.simulator.judge"], []
+    monkeypatch.setattr(module, "judge", lambda of, *rest: judged.append(of) or judge(of, *rest))
+    case = mlp_on_one()
+    first, second = (simulate(case.program, *case.inputs) for _ in range(2))
+    assert len(judged) == 1 and first.output.equal(second.output) and first.report == second.report
+    simulate(case.program, *case.inputs, jitter=1)
+    simulate(replace(case.program, listing=parse(print_listing(case.program.listing))), *case.inputs)
+    assert len(judged) == 3
+    wrong = replace(case.program, listing=replace(case.program.listing, end=1))
+    for _ in range(2):
+        with pytest.raises(Violation, match="expected the program to end at"):
+            simulate(wrong, *case.inputs)
+    known = len(module._known)
+    del case, first, second, wrong, judged[:]
+    assert len(module._known) < known, "nothing is kept of a listing that nobody has"
+
+
 def test_a_program_for_another_machine():
     case = mlp_on_one()
     other = replace(case.program, machine=vary(spatial_machine("toy"), {"chip.grid": [4, 4]}))

@@ -19,6 +19,7 @@ from tessera.frontends.onnx.elements import Narrow
 from tessera.ir.equation import NOWHERE, Source
 from tessera.ir.types import SYMBOLIC, Size, TensorType, known, size_key
 from tessera.util.names import names
+from tessera.util.safetensors import flat_bytes
 
 INT64_MAX = 2**63 - 1
 UNCHOSEN = (torch.bool, torch.int8, torch.int16)  # what runtimes have no Where of
@@ -143,7 +144,7 @@ class Graph:
         data = as_real(data.detach().cpu()).contiguous()
         key = None
         if data.numel() <= 64:
-            key = (kind, shape, flat_bytes(data))
+            key = (kind, shape, flat_bytes(data).numpy().tobytes())
             if key in self._constants:
                 return self._constants[key]
         name = self.fresh(hint)
@@ -310,13 +311,6 @@ def real_parts(x: Ref) -> Ref:
     if not x.dtype.is_complex:
         return x
     return Ref(x.name, x.dtype.to_real(), None if x.shape is None else (*x.shape, 2))
-
-
-def flat_bytes(data: torch.Tensor) -> bytes:
-    """The elements row by row. A tensor of one element may have any stride, which a view as bytes minds."""
-    flat = data.detach().cpu().contiguous().reshape(-1)
-    flat = flat if flat.numel() != 1 else flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from tessera.exporters.onnx.functions import DOMAIN, Function, outline
-from tessera.exporters.onnx.graph import Content, Graph, Node, Ref, every, flat_bytes, needed, real_parts
+from tessera.exporters.onnx.graph import Content, Graph, Node, Ref, every, needed, real_parts
 from tessera.exporters.onnx.lower import Lowering, count_readers, read_values
 from tessera.exporters.onnx.program import Program, updated
 from tessera.frontends.onnx.elements import BITS, CODES, Narrow, code_of
 from tessera.frontends.onnx.proto import onnx
 from tessera.ir.equation import Value
 from tessera.ir.types import ScalarType, Size, TensorType
+from tessera.util.safetensors import flat_bytes
 from tessera.util.version import VERSION
 
 SCALARS = {int: torch.int64, float: torch.float64, bool: torch.bool}
@@ -165,7 +166,7 @@ def raw(data: Content) -> bytes:
         assert BITS[data.code] == 4, f"no form for elements of {BITS[data.code]} bits"
         flat = torch.nn.functional.pad(data.data.cpu().reshape(-1), (0, data.data.numel() % 2)).view(torch.uint8)
         return ((flat[0::2] & 15) | (flat[1::2] << 4)).numpy().tobytes()
-    return flat_bytes(data)
+    return flat_bytes(data).numpy().tobytes()
 
 
 def byte_count(data: Content) -> int:

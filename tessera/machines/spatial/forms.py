@@ -85,7 +85,7 @@ def _place(value: object, lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 def grid(value: object) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2 or any(type(x) is not int or not 1 <= x < 2**16 for x in value):
-        raise _refuse("[rows, columns], each 1 or more")
+        raise _refuse("[rows, columns], each 1 or more and at most 65535")
     return value[0], value[1]
 
 

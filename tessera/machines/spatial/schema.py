@@ -244,6 +244,10 @@ class SpatialMachine:
         """The link from one core to another, or None where there is none."""
         return self.network.neighbours(source).get(target) if self.network.alive(source) else None
 
+    def has_cores_of(self, other: SpatialMachine) -> bool:
+        """The same cores, by the same names."""
+        return (self.chip.grid, self.chip_count, self.dead) == (other.chip.grid, other.chip_count, other.dead)
+
     def has_host(self, core: Core) -> bool:
         return self.host is not None and core[1:] in self.host.cores
 

@@ -18,7 +18,7 @@ from tessera.spatial.cuts import Effort
 from tessera.spatial.graph import Graph, Leave, Left, Place
 from tessera.spatial.importer.together import together
 from tessera.spatial.listing.chain import COMMON
-from tessera.spatial.mapping import check_host
+from tessera.spatial.mapping import check_units
 from tessera.spatial.maps import Map, whole
 from tessera.spatial.regions import regions_of
 from tessera.spatial.routes import Routes
@@ -103,7 +103,7 @@ class Mapper:
 
     def tiled(self, graph: Graph, stages: tuple[list[int], ...]) -> tuple[Tiling, Tiles, Routes, Effort]:
         machine = self.machine
-        check_host(graph, machine)
+        check_units(graph, machine)
         cores = [core for stage in stages for chip in stage for core in machine.cores(chip)]
         most = max(len(machine.cores(chip)) for stage in stages for chip in stage)
         effort = Effort(most, machine.sram.size // 8, 1.0, regions=self.halves, seed=self.seed)

@@ -1,7 +1,8 @@
 """Points of a sweep: a machine with some fields changed, compiled for and simulated.
 
 In: a model and a machine. Out: a `Point` for every set of changes. What does not fit is a point without cycles that
-says why. A point that was asked for before is not compiled again.
+says why. A point that was asked for before is not compiled again. More bandwidth, memory or links, and less latency,
+should not cost time: where a point is slower than a poorer one, it is compiled with the tiles of that one too.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from torch.export import ExportedProgram
 
 from tessera.ir.trace import Trace
 from tessera.machines.spatial import SpatialMachine
-from tessera.spatial.codesign.fields import changed, text
+from tessera.spatial.codesign.fields import DIALS, changed, text
 from tessera.spatial.errors import SpaceError
 from tessera.spatial.map import map_onto
 from tessera.spatial.simulator.api import cost
 from tessera.util.errors import MachineError
+
+LONGER = ("matrix.rows", "matrix.columns", "chip.clock")  # of which more may take more cycles
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,37 @@ class Bench:
         own = {name: value for name, value in changes.items() if value != self.machine.value(name)}
         key = frozenset(own.items())
         if key not in self.points:
-            self.points[key] = self._point(own)
+            self.keep(self._point(own))
         return self.points[key]
 
-    def _point(self, changes: Mapping[str, int]) -> Point:
+    def keep(self, point: Point) -> None:
+        """Keep a point; one that is slower than a poorer one with the tiles of that, where these make it faster."""
+        fresh = [point]
+        while fresh:
+            point = fresh.pop()
+            key = frozenset(point.changes.items())
+            if key in self.points and self.points[key].seconds <= point.seconds:
+                continue
+            self.points[key] = point
+            for other in list(self.points.values()):
+                for poor, rich in ((point, other), (other, point)):
+                    if poor.seconds < rich.seconds and self.poorer(poor, rich):
+                        fresh.append(self._point(rich.changes, changed(self.machine, poor.changes)))
+
+    def poorer(self, one: Point, other: Point) -> bool:
+        """Nothing is better than in the other. Of arrays none is: a larger one takes longer to fill."""
+        for name in {*one.changes, *other.changes}:
+            value, more = (p.changes.get(name, self.machine.value(name)) for p in (one, other))
+            if value != more and (name in LONGER or (value > more) != DIALS[name].less):
+                return False
+        return True
+
+    def _point(self, changes: Mapping[str, int], like: SpatialMachine | None = None) -> Point:
         try:
             machine = changed(self.machine, changes)
-            program = map_onto(self.model, machine=machine, chips=self.chips, effort=self.effort, seed=self.seed)
+            program = map_onto(
+                self.model, machine=machine, chips=self.chips, effort=self.effort, seed=self.seed, like=like
+            )
         except (SpaceError, MachineError) as error:
             return Point(changes, None, float("inf"), reason=str(error))
         # The simulator has the last word on the time, and counts the energy.

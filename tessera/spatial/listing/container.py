@@ -25,7 +25,7 @@ from tessera.spatial.listing.parse import parse
 from tessera.spatial.listing.text import print_listing
 from tessera.spatial.listing.types import SIZES, Listing
 from tessera.util.errors import ListingError, MachineError
-from tessera.util.safetensors import CODES, NOTES, Unfit, head, place, row, split
+from tessera.util.safetensors import CODES, NOTES, Unfit, flat_bytes, head, place, row, split
 
 LISTING, CHAIN, MACHINE, DATA = "listing.txt", "chain.txt", "machine.toml", "data.safetensors"
 LONGEST_HEADER, ALIGN = 100 << 20, 8
@@ -121,7 +121,7 @@ def pack(data: Mapping[str, torch.Tensor]) -> bytes:
     header: dict[str, object] = {}
     parts, at = [], 0
     for name, tensor in sorted(data.items()):
-        flat = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
+        flat = flat_bytes(tensor)
         header[name] = row(CODES[tensor.dtype], list(tensor.shape), at, flat.numel())
         parts.append(flat.numpy().tobytes())
         at += flat.numel()

@@ -15,7 +15,7 @@ import torch
 
 from tessera.spatial.listing import ChainedProgram, Program, load
 from tessera.spatial.simulator.chain import judge_chain, simulate_chain
-from tessera.spatial.simulator.judge import judge
+from tessera.spatial.simulator.judge import judge, judged
 from tessera.spatial.simulator.report import Report
 from tessera.spatial.simulator.run import Run, check_input, check_state
 from tessera.util.errors import InputError, OptionError
@@ -82,10 +82,10 @@ def simulate(
     for name, of in taken.listing.inputs:
         check_input(name, of, named[name])
     check_state(taken.listing, state or {})
-    judged = judge(taken.listing, taken.machine, jitter)
+    known = judged(taken.listing, taken.machine, jitter)
     run = Run(taken.machine, taken.listing, taken.data, named, state or {})
-    run.run(judged.works, judged.flows)
-    return Simulation(run.results(), run.state(), judged.report)
+    run.run(known.works, known.flows)
+    return Simulation(run.results(), run.state(), known.report)
 
 
 def cost(program: AnyProgram, jitter: int | None = None) -> Report:

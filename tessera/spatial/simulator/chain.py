@@ -18,7 +18,7 @@ from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.listing.chain import COMMON, Chain, Run
 from tessera.spatial.listing.container import ChainedProgram
 from tessera.spatial.listing.types import Buffer, Listing
-from tessera.spatial.simulator.judge import judge
+from tessera.spatial.simulator.judge import judge, judged
 from tessera.spatial.simulator.report import Report
 from tessera.spatial.simulator.run import Run as DataRun
 from tessera.spatial.simulator.run import check_input
@@ -165,7 +165,7 @@ def simulate_chain(
         for name, of in listing.inputs:
             if name in inputs:
                 check_input(name, of, inputs[name])
-    judged = {name: judge(listing, machine, jitter) for name, listing in chain.parts.items()}
+    parts = {name: judged(listing, machine, jitter) for name, listing in chain.parts.items()}
     _check(chain, machine)
     kept: dict[str, torch.Tensor] = dict(state)
     outputs: dict[str, torch.Tensor] = {}
@@ -177,10 +177,10 @@ def simulate_chain(
         tensors = program.data(run.name)
         _check_common(run, tensors, common)
         ran = DataRun(machine, listing, tensors, inputs, before)
-        ran.run(judged[run.part].works, judged[run.part].flows)
+        ran.run(parts[run.part].works, parts[run.part].flows)
         outputs |= {name: value for (name, _), value in zip(listing.outputs, ran.results(), strict=True)}
         kept |= {names[own]: value for own, value in ran.state().items()}
-    return tuple(outputs.values()), kept, _report(chain, machine, {name: of.report for name, of in judged.items()})
+    return tuple(outputs.values()), kept, _report(chain, machine, {name: of.report for name, of in parts.items()})
 
 
 def _check_common(run: Run, tensors: Tensors, common: dict[tuple[str, str], torch.Tensor]) -> None:

@@ -22,6 +22,7 @@ from tessera.spatial.listing.text import action_text
 from tessera.spatial.simulator import values
 from tessera.spatial.simulator.violation import Violation
 from tessera.spatial.simulator.wavefront import product
+from tessera.util.safetensors import flat_bytes
 
 UNITS = {
     t.Product: "matrix", t.Expression: "vector", t.Copy: "copy", t.Load: "dram", t.Store: "dram", t.FromHost: "host",
@@ -52,7 +53,7 @@ class Space:
         self.owner, self.writer, self.readers = np.full(size, -1), np.full(size, -1), np.zeros(size, int)
 
     def fill(self, at: int, known: torch.Tensor) -> None:
-        raw = known.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        raw = flat_bytes(known).numpy()
         self.bytes[at : at + len(raw)], self.written[at : at + len(raw)] = raw, True
 
 

@@ -6,6 +6,7 @@ In: a listing and the machine. Out: what each instruction does, the flows betwee
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from random import Random
 
@@ -25,6 +26,21 @@ class Judged:
     flows: dict[int, Flow]
     claims: Claims
     report: Report
+
+
+_known: dict[int, tuple[SpatialMachine, Judged]] = {}  # by the listing's identity, as long as somebody has it
+
+
+def judged(listing: Listing, machine: SpatialMachine, jitter: int | None = None) -> Judged:
+    """A listing judged once: it cannot change, and decoding runs the same one for every word."""
+    if jitter is not None:
+        return judge(listing, machine, jitter)
+    known, of = _known.get(id(listing), (None, None))
+    if of is None or known != machine:
+        of = judge(listing, machine)
+        _known[id(listing)] = machine, of
+        weakref.finalize(listing, _known.pop, id(listing), None)
+    return of
 
 
 def judge(listing: Listing, machine: SpatialMachine, jitter: int | None = None) -> Judged:

@@ -17,6 +17,7 @@ from tessera.spatial.listing import Program
 from tessera.spatial.listing import types as t
 from tessera.spatial.simulator import values
 from tessera.spatial.simulator.effects import Job, World
+from tessera.util.safetensors import flat_bytes
 
 LONGEST = 20_000  # cycles
 
@@ -150,5 +151,5 @@ class Stepper:
         for (key, _, at), chosen, value in zip(job.writes, job.chosen, (job.value, *job.more), strict=False):
             space = self.world.spaces[key]
             space.writer[at] = -1
-            raw = values.raw(value.contiguous()).reshape(-1).view(torch.uint8).numpy()
+            raw = flat_bytes(value).numpy()
             space.bytes[chosen], space.written[chosen] = raw, True

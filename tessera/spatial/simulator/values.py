@@ -6,7 +6,7 @@ In: tensors as memory holds them. Out: tensors as memory will hold them. Product
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,9 @@ _OWN: dict[str, Callable[..., torch.Tensor]] = {
 FUNCTIONS = {name: _OWN.get(name) or getattr(torch, name, None) or getattr(torch.special, name) for name in NAMES}
 
 
+TOGETHER = 1 << 22  # numbers
+
+
 def dtype_of(name: str) -> torch.dtype:
     return getattr(torch, name)
 
@@ -33,17 +36,26 @@ def product(
     machine: SpatialMachine, x: torch.Tensor, w: torch.Tensor, old: torch.Tensor | None, sums: str
 ) -> torch.Tensor:
     """[m, k] · [k, n], in parts of k as the array folds them, the old value first."""
-    k = x.shape[1]
-    part = k if machine.matrix.stationary == "output" else machine.matrix.rows
-    kind, wide_x, wide_w = dtype_of(sums), x.double(), w.double()
+    part = x.shape[1] if machine.matrix.stationary == "output" else machine.matrix.rows
     total = old
-    for begin in range(0, k, part):
-        exact = wide_x[:, begin : begin + part] @ wide_w[begin : begin + part]
+    for exact in _folds(x.double(), w.double(), part):
         # Integers wrap as 32 bits do: 2^53 holds every sum of products of 8 bits exactly.
-        rounded = exact.to(torch.int64).to(kind) if kind == torch.int32 else exact.to(kind)
-        total = rounded if total is None else total + rounded
+        rounded = (exact.to(torch.int64) if sums == "int32" else exact).to(dtype_of(sums))
+        for each in rounded:
+            total = each if total is None else total + each
     assert total is not None
     return total
+
+
+def _folds(x: torch.Tensor, w: torch.Tensor, part: int) -> Iterator[torch.Tensor]:
+    """The products of each part of k, [parts, m, n], as many at once as take little memory."""
+    (m, k), n = x.shape, w.shape[1]
+    whole = k // part * part
+    for begin in range(0, whole, step := max(1, TOGETHER // (m * n)) * part):
+        at = slice(begin, min(begin + step, whole))
+        yield torch.bmm(x[:, at].reshape(m, -1, part).transpose(0, 1), w[at].reshape(-1, part, n))
+    if whole < k:
+        yield (x[:, whole:] @ w[whole:])[None]
 
 
 def expression(tree: Tree, tiles: Mapping[Ref, torch.Tensor], computed: str, lanes: int) -> torch.Tensor:
