@@ -60,6 +60,8 @@ CASES: dict[str, tuple[Callable, tuple]] = {
     "rms_norm with its own epsilon": (lambda x: F.rms_norm(x, (16,)), (X,)),
     "group_norm": (lambda x: F.group_norm(x, 4, torch.arange(8.0), torch.ones(8)), (IMAGE,)),
     "native_group_norm": (lambda x: aten.native_group_norm(x, None, None, 2, 8, 12, 4, 1e-5), (IMAGE,)),
+    "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2).sin(), (IMAGE,)),
+    "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2).sin(), (torch.randn(2, 3, 4, 6),)),
     "cross_entropy": (lambda x, t: F.cross_entropy(x, t), (ROWS, TARGET)),
     "cross_entropy with weights": (lambda x, t, w: F.cross_entropy(x, t, w), (ROWS, TARGET, SHARE)),
     "cross_entropy of every row": (lambda x, t: F.cross_entropy(x, t, reduction="none"), (ROWS, TARGET)),

@@ -44,7 +44,7 @@ TORCH = names(
     softshrink softshrink_backward hardshrink hardshrink_backward mish_backward rrelu_with_noise_backward
     native_group_norm_backward native_batch_norm_backward logit
     logit_backward sinc _prelu_kernel_backward dist aminmax std_mean heaviside deg2rad rad2deg logaddexp
-    logaddexp2 special_entr native_dropout_backward addr l1_loss masked_fill_ trace
+    logaddexp2 special_entr native_dropout_backward addr l1_loss masked_fill_ trace pixel_shuffle pixel_unshuffle
     """
 )
 # Those of them that kernels refuse for arguments of several dtypes, where parts would not.
