@@ -280,7 +280,7 @@ class _Plan:
     def uncopied(self, saved: list[Value]) -> list[Value]:
         """What is saved, without copies of what is saved too, such as the part of an image that a convolution
         wants by itself: backward copies it again."""
-        kept = {*saved, *self.held}
+        kept = set(saved) - self.given
         return [v for v in saved if not self._copies(v, kept)]
 
     def _copies(self, v: Value, kept: set[Value]) -> bool:
@@ -291,7 +291,7 @@ class _Plan:
         (x,) = self.maker[v].inputs()
         while x not in kept and x in self.maker and is_view(self.maker[x].op):
             x = self.maker[x].inputs()[0]
-        return x in kept - self.given
+        return x in kept
 
     def _may_stay(self, x: Value, users: list[Equation]) -> bool:
         """A large value of the forward that is not alive anyway, has no place on a mesh, which a slice would lose, and

@@ -119,6 +119,23 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
 
+PRODUCTS = ("mm", "bmm", "matmul")
+
+
+def test_products_over_a_depth_of_one_are_multiplications() -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> tuple:
+        return torch.mm(a, b), torch.bmm(a[None], b[None]), a[None] @ b, torch.mm(a.t(), a), a @ b[0]
+
+    args = torch.randn(5, 1), torch.randn(1, 1)
+    before = trace_of(program, *args)
+    after = verify(decompose(before, lambda eqn: eqn.opname not in PRODUCTS))
+    made = [eqn.opname for eqn in after.equations if eqn.opname in (*PRODUCTS, "mul")]
+    assert made == ["mul", "mul", "mul", "mm", "matmul"]
+    for expected, got in zip(run(before, *args), run(after, *args), strict=True):
+        assert expected.stride() == got.stride()
+        assert_close(got, expected, rtol=0, atol=0)
+
+
 def test_results_keep_their_strides() -> None:
     x = X.transpose(0, 1)
     before = trace_of(lambda x: F.layer_norm(x, (16,)), x)

@@ -24,7 +24,7 @@ from tessera.ir.types import TensorType
 from tessera.ir.verify import same_type
 from tessera.ops.fallback import call_key, kernels_of
 from tessera.ops.families import cast
-from tessera.passes.decompose import batch_norm, group_norm, pool  # noqa: F401  (their rules are in DECOMPOSITIONS)
+from tessera.passes.decompose import batch_norm, group_norm, outer_product, pool  # noqa: F401  (rules of DECOMPOSITIONS)
 from tessera.passes.decompose import index as decompose_index
 from tessera.passes.decompose import loss as decompose_loss
 from tessera.passes.decompose.foreach import foreach_parts
