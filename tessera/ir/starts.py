@@ -15,6 +15,7 @@ from tessera.torch_internals.operators import OpOverload
 from tessera.util.names import names
 
 WHOLE = RESHAPES | PERMUTES | REPEATS | names("detach alias")  # they begin where their argument does
+VIEWS = WHOLE | names("select slice unbind split split_with_sizes chunk")
 
 
 def has_known_sizes(v: Value) -> bool:
@@ -24,8 +25,10 @@ def has_known_sizes(v: Value) -> bool:
 
 def starts(eqn: Equation) -> list[int]:
     """Of each result that is a view of the only argument."""
+    if not isinstance(eqn.op, OpOverload) or eqn.opname not in VIEWS:
+        return []
     inputs = eqn.inputs()
-    if not isinstance(eqn.op, OpOverload) or len(inputs) != 1 or None in eqn.outputs:
+    if len(inputs) != 1 or None in eqn.outputs:
         return []
     (x,) = inputs
     if not all(has_known_sizes(v) and v.dtype == x.dtype and v.type.bits == x.type.bits for v in (x, *eqn.results())):  # type: ignore[union-attr]
@@ -44,7 +47,7 @@ def starts(eqn: Equation) -> list[int]:
             return [first * stride[dim]]  # type: ignore[operator,list-item]
         case "unbind", [int(dim)]:
             return [k * stride[dim] for k in range(len(eqn.outputs))]  # type: ignore[operator,misc]
-        case (("split" | "split_with_sizes"), [_, int(dim)]):
+        case (("split" | "split_with_sizes" | "chunk"), [_, int(dim)]):
             sizes = [v.shape[dim] for v in eqn.results()]
             return [n * stride[dim] for n in accumulate([0, *sizes[:-1]])]  # type: ignore[operator,misc]
     return []

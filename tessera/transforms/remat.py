@@ -37,6 +37,7 @@ FUSED = 1.1  # times its bytes: what a kernel would write for backward's sake al
 AGAIN = 0.02  # of its bytes: what computing a value again costs
 ALIKE = 1.02  # times the bytes that are saved: what is as good as the same
 LARGE = 1 << 20  # bytes from which on it counts whether a value is kept
+COPIED = 1 << 18  # bytes that are worth a launch that copies them again
 NOTHING: Mapping[Value, Place] = MappingProxyType({})
 POLICIES = ("none", "views", "cheap", "auto")
 
@@ -58,7 +59,7 @@ def remat(joint: Joint, policy: str = "auto", budget: int | None = None) -> Spli
     allowed = plan.allowed(policy)
     saved, allowed = plan.unchained(plan.cut(allowed, AGAIN), allowed)
     if policy == "cheap":  # where kernels read them, which take any strides
-        saved = plan.inside(saved, allowed)
+        saved = plan.uncopied(plan.inside(saved, allowed))
     if budget is not None and plan.bytes(saved) > budget:
         plan.held = {}
         saved = plan.fit(budget)
@@ -275,6 +276,22 @@ class _Plan:
         # What a value lies in may lie in another one: that comes first.
         self.held = {v: held[v] for v in reversed(chosen) if v in held}
         return fewer
+
+    def uncopied(self, saved: list[Value]) -> list[Value]:
+        """What is saved, without copies of what is saved too, such as the part of an image that a convolution
+        wants by itself: backward copies it again."""
+        kept = set(saved) - self.given
+        return [v for v in saved if not self._copies(v, kept)]
+
+    def _copies(self, v: Value, kept: set[Value]) -> bool:
+        if v not in self.maker or v in self.boundary or v in values_in(self.outputs) or _nbytes(v) < COPIED:
+            return False
+        if self.maker[v].opname != "clone":
+            return False
+        (x,) = self.maker[v].inputs()
+        while x not in kept and x in self.maker and is_view(self.maker[x].op):
+            x = self.maker[x].inputs()[0]
+        return x in kept
 
     def _may_stay(self, x: Value, users: list[Equation]) -> bool:
         """A large value of the forward that is not alive anyway, has no place on a mesh, which a slice would lose, and

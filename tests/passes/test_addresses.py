@@ -40,6 +40,7 @@ VIEWS: dict[str, Callable[[Tensor], object]] = {
     "slice beyond": lambda x: x[1:100],
     "unbind": lambda x: x.unbind(1),
     "split": lambda x: x.split(2, dim=2),
+    "chunk": lambda x: x.chunk(2, dim=-1),
     "split with sizes": lambda x: x.split((1, 3, 1), dim=2),
     "transpose": lambda x: x.transpose(0, 2),
     "permute": lambda x: x.permute(2, 0, 1),

@@ -60,6 +60,8 @@ CASES: dict[str, tuple[Callable, tuple]] = {
     "rms_norm with its own epsilon": (lambda x: F.rms_norm(x, (16,)), (X,)),
     "group_norm": (lambda x: F.group_norm(x, 4, torch.arange(8.0), torch.ones(8)), (IMAGE,)),
     "native_group_norm": (lambda x: aten.native_group_norm(x, None, None, 2, 8, 12, 4, 1e-5), (IMAGE,)),
+    "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2).sin(), (IMAGE,)),
+    "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2).sin(), (torch.randn(2, 3, 4, 6),)),
     "cross_entropy": (lambda x, t: F.cross_entropy(x, t), (ROWS, TARGET)),
     "cross_entropy with weights": (lambda x, t, w: F.cross_entropy(x, t, w), (ROWS, TARGET, SHARE)),
     "cross_entropy of every row": (lambda x, t: F.cross_entropy(x, t, reduction="none"), (ROWS, TARGET)),
@@ -115,6 +117,23 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     assert len(after.equations) > len(before.equations) and not [e.op for e in after.equations if why_not(e)]
     for expected, got in zip(run(before, *args), run(after, *args), strict=True):
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
+PRODUCTS = ("mm", "bmm", "matmul")
+
+
+def test_products_over_a_depth_of_one_are_multiplications() -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> tuple:
+        return torch.mm(a, b), torch.bmm(a[None], b[None]), a[None] @ b, torch.mm(a.t(), a), a @ b[0]
+
+    args = torch.randn(5, 1), torch.randn(1, 1)
+    before = trace_of(program, *args)
+    after = verify(decompose(before, lambda eqn: eqn.opname not in PRODUCTS))
+    made = [eqn.opname for eqn in after.equations if eqn.opname in (*PRODUCTS, "mul")]
+    assert made == ["mul", "mul", "mul", "mm", "matmul"]
+    for expected, got in zip(run(before, *args), run(after, *args), strict=True):
+        assert expected.stride() == got.stride()
+        assert_close(got, expected, rtol=0, atol=0)
 
 
 def test_results_keep_their_strides() -> None:

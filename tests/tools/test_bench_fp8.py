@@ -13,8 +13,9 @@ from tessera.tools.bench import fp8
 def test_contestants_are_steps_of_their_own() -> None:
     torch.manual_seed(0)
     model = fp8.Llama(fp8.TINY.llama).to(torch.bfloat16)
-    made = fp8.contestants(model, fp8.TINY)
+    made = fp8.contestants(model, fp8.TINY, quick=False)
     assert {fp8.EAGER, fp8.BF16, fp8.EIGHT, f"{fp8.EIGHT} delayed", f"{fp8.EIGHT} row"} <= set(made)
+    assert set(fp8.contestants(model, fp8.TINY, quick=True)) == {fp8.BF16, fp8.EIGHT}
     tokens = torch.randint(fp8.TINY.llama.vocab, fp8.TINY.tokens)
     before = [p.clone() for p in model.parameters()]
     losses = [float(made[who]()(tokens, tokens)) for who in (fp8.EAGER, fp8.EIGHT)]
@@ -33,7 +34,7 @@ def test_the_language_is_always_the_same() -> None:
 def test_losses_are_held_against_16_bits(monkeypatch, capsys) -> None:
     curves = iter([[2.0] * 100, [2.01] * 100, [2.0] * 50 + [1.9] * 50, [2.0] * 100])
     monkeypatch.setattr(fp8, "losses", lambda *_: next(curves))
-    rows = list(fp8.learning(fp8.TINY, "cpu", 100, lambda _: None))
+    rows = list(fp8.learning(fp8.TINY, "cpu", False, lambda _: None))
     assert [row["passed"] for row in rows] == [None, True, False, True]
     assert "2.0000 (+0.00%) 1.9000 (-5.00%)" in capsys.readouterr().err
     step = {"section": "step", "who": fp8.EIGHT, "ms": 20.0, "ratio": 0.7, "at_most": 0.75, "passed": True}

@@ -57,7 +57,7 @@ def test_full_sizes_are_those_of_the_table() -> None:
     ]  # fmt: skip
     assert [str(job) for job in full if job.quick] == [
         "llama-train 2x4096", "llama-prefill 2x4096", "llama-prefill-fp8 2x4096", "llama-decode batch 1, context 1",
-        "llama-decode batch 1, context 8192", "llama-decode batch 8, context 1024",
+        "llama-decode batch 1, context 8192", "llama-decode batch 8, context 8192",
         "llama-decode-int4 batch 1, context 1024", "gpt2-train 8x1024",
     ]  # fmt: skip
     assert {job.dtype for job in full} == {torch.bfloat16}

@@ -286,6 +286,32 @@ def backward_names(fn, *args):
     return [e.opname for e in split.backward.equations]
 
 
+def test_a_copy_of_what_is_saved_is_made_again(monkeypatch):
+    """A convolution wants the first half as it lies alone. Backward reads that half where it lay, too."""
+
+    def coupled(x, w, v):
+        first, second = F.conv2d(x, v).chunk(2, 1)
+        return F.conv2d(first.clone(), w, padding=1) * second.exp() * first.tanh()
+
+    shapes = (2, 6, 8, 8), (3, 3, 3, 3), (6, 6, 1, 1)
+    args = [torch.randn(shape).requires_grad_() for shape in shapes]
+    want = coupled(*args)
+    ct = torch.randn_like(want)
+    grads = torch.autograd.grad(want, args, ct)
+    plain = [a.detach() for a in args]
+    saved = {}
+    for least in (1 << 18, 1):
+        monkeypatch.setattr("tessera.transforms.remat.COPIED", least)
+        _, split = split_of(coupled, *plain, policy="cheap")
+        verify(split.backward)
+        saved[least] = split.saved_bytes
+        (got,), mine = run(split, plain, [ct])
+        torch.testing.assert_close(got, want)
+        for a, b in zip(mine, grads, strict=True):
+            torch.testing.assert_close(a, b)
+    assert saved[1] == saved[1 << 18] - 4 * args[0].numel() // 2
+
+
 def test_unknown_policy():
     traced = trace_function(torch.sin, (torch.ones(2),))
     with pytest.raises(OptionError, match="views"):

@@ -24,7 +24,7 @@ from tessera.ir.types import TensorType
 from tessera.ir.verify import same_type
 from tessera.ops.fallback import call_key, kernels_of
 from tessera.ops.families import cast
-from tessera.passes.decompose import batch_norm, group_norm, pool  # noqa: F401  (their rules are in DECOMPOSITIONS)
+from tessera.passes.decompose import batch_norm, group_norm, outer_product, pool  # noqa: F401  (rules of DECOMPOSITIONS)
 from tessera.passes.decompose import index as decompose_index
 from tessera.passes.decompose import loss as decompose_loss
 from tessera.passes.decompose.foreach import foreach_parts
@@ -44,7 +44,7 @@ TORCH = names(
     softshrink softshrink_backward hardshrink hardshrink_backward mish_backward rrelu_with_noise_backward
     native_group_norm_backward native_batch_norm_backward logit
     logit_backward sinc _prelu_kernel_backward dist aminmax std_mean heaviside deg2rad rad2deg logaddexp
-    logaddexp2 special_entr native_dropout_backward addr l1_loss masked_fill_ trace
+    logaddexp2 special_entr native_dropout_backward addr l1_loss masked_fill_ trace pixel_shuffle pixel_unshuffle
     """
 )
 # Those of them that kernels refuse for arguments of several dtypes, where parts would not.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.ir.equation import Equation, Special, Value, substitute
+from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.kernel import Kernel, Operand
 from tessera.ir.starts import has_known_sizes, starts
 from tessera.ir.trace import Trace
@@ -83,7 +83,7 @@ class _Addresses:
         """The equation over what is there."""
         kernel = self.kernels.get(eqn)
         if kernel is None:
-            return eqn.with_(args=substitute(eqn.args, self.renamed), kwargs=substitute(eqn.kwargs, self.renamed))
+            return eqn if self.renamed.keys().isdisjoint(eqn.inputs()) else eqn.substitute(self.renamed)
         assert isinstance(eqn.op, Special) and kernel.reading is not None and eqn.op.recipe is not None
         origins = [self.origin(v) for v in eqn.inputs()]
         number = {v: i for i, v in enumerate(dict.fromkeys(v for v, _ in origins))}

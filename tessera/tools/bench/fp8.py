@@ -3,7 +3,7 @@
 `step`: whole steps of a Llama (forward, backward, AdamW), in eager PyTorch, in Tessera with 16 bits and with each way
 to scale 8, and in torchao's float8 under TorchInductor where that is installed. `loss`: a small GPT learns a random
 language for 500 steps from the same beginning, over the same batches; the losses of 8 bits stand beside those of 16.
-`--tiny` has sizes for a CPU, which say nothing about speed.
+`--quick` runs those alone that the bars compare. `--tiny` has sizes for a CPU, which say nothing about speed.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ TINY = Sizes(
 )  # fmt: skip
 
 
-def recipes(smallest: int) -> dict[str, tessera.FP8 | None]:
-    return {
-        BF16: None,
-        EIGHT: tessera.FP8(smallest=smallest),
+def recipes(smallest: int, quick: bool = False) -> dict[str, tessera.FP8 | None]:
+    """`quick`: those alone that the bars compare."""
+    compared = {BF16: None, EIGHT: tessera.FP8(smallest=smallest)}
+    if quick:
+        return compared
+    return compared | {
         f"{EIGHT} delayed": tessera.FP8(smallest=smallest, history="delayed"),
         f"{EIGHT} row": tessera.FP8(smallest=smallest, scaling="row"),
     }
@@ -71,11 +73,10 @@ def outcome(args: Namespace, say: Callable[[str], None]) -> Outcome:
     device = chosen_device(args, "try --device cpu --tiny")
     sizes = TINY if args.tiny or device == "cpu" else FULL
     chosen = args.only or SECTIONS
-    rows = list(speed(sizes, device, args.rounds or 5, say)) if "step" in chosen else []
-    steps = STEPS // 5 if args.quick else STEPS
-    rows += list(learning(sizes, device, steps, say)) if "loss" in chosen else []
+    rows = list(speed(sizes, device, args.rounds or 5, args.quick, say)) if "step" in chosen else []
+    rows += list(learning(sizes, device, args.quick, say)) if "loss" in chosen else []
     batch, time = sizes.tokens
-    note = f"Llama {sizes.llama.layers} × {sizes.llama.width}, {batch} × {time} tokens; {steps} steps of a GPT"
+    note = f"Llama {sizes.llama.layers} × {sizes.llama.width}, {batch} × {time} tokens; {STEPS} steps of a GPT"
     missed = any(row["passed"] is False for row in rows)
     return Outcome(note, table(rows), rows, missed)
 
@@ -83,13 +84,15 @@ def outcome(args: Namespace, say: Callable[[str], None]) -> Outcome:
 # --- speed ---
 
 
-def speed(sizes: Sizes, device: str, rounds: int, say: Callable[[str], None]) -> Iterator[dict[str, object]]:
+def speed(
+    sizes: Sizes, device: str, rounds: int, quick: bool, say: Callable[[str], None]
+) -> Iterator[dict[str, object]]:
     torch.manual_seed(0)
     with torch.device(device):
         model = Llama(sizes.llama).to(torch.bfloat16)
         tokens = torch.randint(sizes.llama.vocab, sizes.tokens)
     calls: dict[str, Callable[[], object]] = {}
-    for who, step in contestants(model, sizes).items():
+    for who, step in contestants(model, sizes, quick).items():
         say(f"step: {who}")
         try:
             call = _bound(step(), tokens)
@@ -118,7 +121,7 @@ def _bound(step: Step, tokens: Tensor) -> Callable[[], object]:
     return lambda: step(tokens, tokens)
 
 
-def contestants(model: nn.Module, sizes: Sizes) -> dict[str, Callable[[], Step]]:
+def contestants(model: nn.Module, sizes: Sizes, quick: bool) -> dict[str, Callable[[], Step]]:
     """By name, what makes a step of a copy of the model."""
 
     def tessera_step(recipe: tessera.FP8 | None) -> Step:
@@ -149,7 +152,10 @@ def contestants(model: nn.Module, sizes: Sizes) -> dict[str, Callable[[], Step]]
         convert(own, module_filter_fn=lambda m, name: name not in kept)
         return eager_step(own, torch.compile(own))
 
-    by_recipe = {who: lambda recipe=recipe: tessera_step(recipe) for who, recipe in recipes(sizes.smallest).items()}
+    chosen = recipes(sizes.smallest, quick)
+    by_recipe = {who: lambda recipe=recipe: tessera_step(recipe) for who, recipe in chosen.items()}
+    if quick:
+        return by_recipe
     return {EAGER: eager, **by_recipe, **({TORCHAO: torchao} if find_spec("torchao") else {})}
 
 
@@ -186,11 +192,11 @@ def losses(recipe: tessera.FP8 | None, sizes: Sizes, device: str, steps: int) ->
     return torch.stack(values).float().tolist()
 
 
-def learning(sizes: Sizes, device: str, steps: int, say: Callable[[str], None]) -> Iterator[dict[str, object]]:
+def learning(sizes: Sizes, device: str, quick: bool, say: Callable[[str], None]) -> Iterator[dict[str, object]]:
     usual: list[float] = []
-    for who, recipe in recipes(min(sizes.smallest, sizes.gpt.width)).items():
+    for who, recipe in recipes(min(sizes.smallest, sizes.gpt.width), quick).items():
         say(f"loss: {who}")
-        curve = losses(recipe, sizes, device, steps)
+        curve = losses(recipe, sizes, device, STEPS)
         means = _means(curve)
         usual = usual or means
         off = [(a - b) / b for a, b in zip(means, usual, strict=True)]

@@ -77,7 +77,7 @@ def _llama(tiny: bool, dtype: torch.dtype) -> list[Job]:
 
 def _decode(tiny: bool, dtype: torch.dtype) -> list[Job]:
     config = _llama_config(tiny)
-    quick = {(1, 1), (8192, 1), (1024, 8)}
+    quick = {(1, 1), (8192, 1), (8192, 8)}
     pairs = [(1, 1), (8, 2)] if tiny else [(context, batch) for batch in BATCHES for context in CONTEXTS]
     listed = []
     for context, batch in pairs:
