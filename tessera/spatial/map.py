@@ -17,6 +17,7 @@ from tessera.spatial.chain.blocks import equal_blocks
 from tessera.spatial.chips import Cut, one_batch, spread
 from tessera.spatial.mapping import best
 from tessera.spatial.program import SpatialProgram, program
+from tessera.spatial.slots import in_slots
 from tessera.util.errors import OptionError
 
 EFFORTS = {"quick": 1, "normal": 3, "thorough": 10}
@@ -37,11 +38,12 @@ def map_onto(
 
     machine  a name, a TOML file, or what `tessera.machine` gives
     chips    how many to use
-    cut      how chips share the work: so many hold parts of every tensor (`tensor`), so many stages stand behind each
-             other (`pipeline`), and the first dimension of all inputs goes through in so many parts (`batches`).
-             A model of so many equal `blocks` is mapped by the block, and the program is a chain of them; without
-             another word, stages are as even as can be. None: all chips hold parts of every tensor, or where they are
-             more than 64 and blocks repeat, the chain; {}: tiles go to the cores of any chip
+    cut      how chips share the work: so many hold parts of every tensor (`tensor`), so many have other experts
+             (`experts`), so many stages stand behind each other (`pipeline`), and the first dimension of all inputs
+             goes through in so many parts (`batches`). An expert takes at most so many tokens (`slots`). A model of so
+             many equal `blocks` is mapped by the block, and the program is a chain of them; without another word,
+             stages are as even as can be. None: all chips hold parts of every tensor, or where they are more than 64
+             and blocks repeat, the chain; {}: tiles go to the cores of any chip
     effort   how many mappings are tried: quick, normal or thorough
     seed     of the search; the same seed gives the same listing
     """
@@ -55,6 +57,9 @@ def map_onto(
         raise OptionError(f"seed: expected a whole number, got {seed!r}")
     ways = Cut.of(cut, chips)
     got = captured(model, *one_batch(args, kwargs, ways.batches))
+    if got.trace.mutations and ways.batches > 1:
+        raise OptionError("cut: expected a program that keeps nothing between runs where there are batches")
+    got = in_slots(got, ways.slots, ways.experts > 1 or ways.slots > 0)
     if cut is None and chips > TOGETHER and (blocks := equal_blocks(got)):
         ways = Cut(blocks=blocks)
     if ways.blocks:

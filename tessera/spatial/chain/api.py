@@ -22,7 +22,7 @@ from tessera.spatial.capture import Captured
 from tessera.spatial.chain.blocks import Segment, Segments, segments
 from tessera.spatial.chain.layout import ChainLayout, Half
 from tessera.spatial.chain.parts import Mapper, Part, graph_of, handed_over
-from tessera.spatial.chips import Cut, block, chosen, fits
+from tessera.spatial.chips import Cut
 from tessera.spatial.errors import MapError
 from tessera.spatial.graph import Constant, Expression, Graph, Node
 from tessera.spatial.listing import ChainedProgram, container
@@ -30,6 +30,7 @@ from tessera.spatial.listing.chain import Chain, Run, print_chain
 from tessera.spatial.listing.types import Listing
 from tessera.spatial.placement import arranged
 from tessera.spatial.program import SpatialProgram
+from tessera.spatial.stage import fits, stage_of, stages_on
 from tessera.util.errors import OptionError
 
 Source = Callable[[], Mapping[str, torch.Tensor]]
@@ -99,7 +100,7 @@ def chained(got: Captured, machine: SpatialMachine, chips: int, cut: Cut, seed: 
         cut = shared_out(machine, chips, cut.blocks)
     if cut.pipeline > cut.blocks:
         raise OptionError(f"cut: expected 1 to {cut.blocks} stages for {cut.blocks} blocks, got {cut.pipeline}")
-    chain = _Chain(machine, cut.tensor, cut.pipeline, seed)
+    chain = _Chain(machine, cut, seed)
     cores = tuple(core for stage in chain.stages for chip in stage for core in machine.cores(chip))
     inputs = tuple(v.name for v in got.trace.inputs if v not in got.weights)
     of = segments(got, cut.blocks)
@@ -108,8 +109,8 @@ def chained(got: Captured, machine: SpatialMachine, chips: int, cut: Cut, seed: 
 
 def shared_out(machine: SpatialMachine, chips: int, blocks: int) -> Cut:
     """Stages that are filled most evenly; among such, those in which the fewest chips share a tensor."""
-    cuts = [Cut(chips // p, p, blocks=blocks) for p in range(min(chips, blocks), 0, -1) if chips % p == 0]
-    if not (cuts := [cut for cut in cuts if fits(machine, cut)]):
+    cuts = [Cut(tensor=chips // p, pipeline=p, blocks=blocks) for p in range(min(chips, blocks), 0, -1) if chips % p == 0]
+    if not (cuts := [cut for cut in cuts if fits(machine, cut.tensor, cut.experts, cut.pipeline)]):
         raise OptionError(f"cut: {chips} chips of {machine.key} make no stages of equal rectangles")
     return min(cuts, key=lambda cut: math.ceil(blocks / cut.pipeline) * cut.pipeline)
 
@@ -117,10 +118,10 @@ def shared_out(machine: SpatialMachine, chips: int, blocks: int) -> Cut:
 class _Chain:
     """Stages of chips, the parts that they run, and where these lie in memory."""
 
-    def __init__(self, machine: SpatialMachine, tensor: int, pipeline: int, seed: int) -> None:
+    def __init__(self, machine: SpatialMachine, cut: Cut, seed: int) -> None:
         self.machine, self.mapper = machine, Mapper(machine, seed)
-        self.size = block(machine, tensor)
-        self.stages = chosen(machine, self.size, pipeline)
+        self.stage = stage_of(machine, cut.tensor, cut.experts)
+        self.stages = stages_on(machine, self.stage, cut.pipeline)
         self.kinds = [_kind(machine, stage) for stage in self.stages]
         self.graphs: dict[tuple, Graph] = {}  # of a block, by the kind of its stage
         self.turns: dict[tuple, list[Part]] = {}  # ways to lay a block into memory, likewise
@@ -130,7 +131,7 @@ class _Chain:
         ways_before, ways_behind = self.ways("before", of.before, stages[0]), self.ways("behind", of.behind, stages[-1])
         for kind, stage in zip(kinds, stages, strict=True):
             if kind not in self.turns:
-                self.graphs[kind] = graph = graph_of(of.blocks[-1], self.machine, self.size, stage)
+                self.graphs[kind] = graph = graph_of(of.blocks[-1], self.machine, self.stage, stage)
                 self.turns[kind] = self.mapper.parts(f"block{len(self.turns) or ''}", graph, stage, both=True)
         over = self.handovers()
         every = [*ways_before, *ways_behind, *(p for turns in self.turns.values() for p in turns), *over.values()]
@@ -165,7 +166,7 @@ class _Chain:
         return ChainProgram(chain, self.machine, max(least_cycles, limit.cycles), limit.cycles, reasons, sources)
 
     def ways(self, name: str, segment: Segment, stage: list[int]) -> list[Part]:
-        return self.mapper.parts(name, graph_of(segment, self.machine, self.size, stage), stage, both=True)
+        return self.mapper.parts(name, graph_of(segment, self.machine, self.stage, stage), stage, both=True)
 
     def handovers(self) -> dict[tuple, Part]:
         """From each stage to the next, by how their chips stand."""
@@ -197,7 +198,7 @@ class _Chain:
 
     def tensors(self, segment: Segment, part: Part, like: Graph) -> dict[str, torch.Tensor]:
         """What a part's listing names, of another block with the same program."""
-        graph = graph_of(segment, self.machine, self.size, list(part.ranks))
+        graph = graph_of(segment, self.machine, self.stage, list(part.ranks))
         if [_program(node) for node in graph.nodes] != [_program(node) for node in like.nodes]:
             raise MapError(f"blocks of {graph.name} differ in numbers that their program would have to hold")
         constants = {node.home.name: node for node in graph.nodes if isinstance(node, Constant)}
