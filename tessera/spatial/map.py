@@ -21,6 +21,7 @@ from tessera.spatial.slots import in_slots
 from tessera.util.errors import OptionError
 
 EFFORTS = {"quick": 1, "normal": 3, "thorough": 10}
+AIMS = ("latency", "throughput")
 TOGETHER = 64  # more chips than these are stages of equal blocks, where there are such
 
 
@@ -30,6 +31,7 @@ def map_onto(
     machine: str | Path | SpatialMachine,
     chips: int = 1,
     cut: Mapping[str, int] | None = None,
+    aim: str = "latency",
     effort: str = "normal",
     seed: int = 0,
     **kwargs: object,
@@ -44,12 +46,15 @@ def map_onto(
              many equal `blocks` is mapped by the block, and the program is a chain of them; without another word,
              stages are as even as can be. None: all chips hold parts of every tensor, or where they are more than 64
              and blocks repeat, the chain; {}: tiles go to the cores of any chip
+    aim      "latency": a run is short; "throughput": runs overlap, and begin as often as they can
     effort   how many mappings are tried: quick, normal or thorough
     seed     of the search; the same seed gives the same listing
     """
     onto = machine if isinstance(machine, SpatialMachine) else spatial_machine(machine)
     if effort not in EFFORTS:
         raise OptionError(f"effort: expected one of {', '.join(EFFORTS)}, got {effort!r}")
+    if aim not in AIMS:
+        raise OptionError(f"aim: expected one of {', '.join(AIMS)}, got {aim!r}")
     if type(chips) is not int or not 1 <= chips <= onto.chip_count:
         has = f"1 to {onto.chip_count}" if onto.chip_count > 1 else "1"
         raise OptionError(f"chips: expected {has}, as many as {onto.key} has; got {chips!r}")
@@ -65,5 +70,5 @@ def map_onto(
     if ways.blocks:
         return chained(got, onto, chips, ways, seed)
     graph, cores = spread(got, onto, chips, ways)
-    chosen = best(graph, onto, cores, EFFORTS[effort], seed)
+    chosen = best(graph, onto, cores, EFFORTS[effort], seed, aim == "throughput")
     return program(chosen, onto, limit(got.graph, onto, cores, ways.batches), got.trace)

@@ -42,6 +42,11 @@ class SpatialProgram:
         """What the simulator takes."""
         return container.Program(self.listing, self.machine, dict(self.data))
 
+    @property
+    def interval(self) -> int:
+        """Cycles between the beginnings of two runs."""
+        return self.listing.every or self.cycles
+
     def __str__(self) -> str:
         return print_listing(self.listing)
 
@@ -55,6 +60,8 @@ class SpatialProgram:
             text += f", {self.cycles / self.bound:.2f} × bound {self.bound:,} ({self.reasons[0]})"
         if self.limit:
             text += f", limit {self.limit:,} ({self.reasons[1]})"
+        if self.mapping is not None and (least := self.mapping.least_interval) is not None:
+            text += f"; a run every {self.interval:,}, {self.interval / least.cycles:.2f} × {least}"
         return text
 
     def core(self, *place: int) -> str:

@@ -18,7 +18,7 @@ from tessera.ir.equation import Equation, Value
 from tessera.ir.record import record
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
-from tessera.ir.types import type_of
+from tessera.ir.types import TensorType, type_of
 from tessera.spatial.capture import Captured
 from tessera.spatial.importer.written_experts import places
 from tessera.util.errors import OptionError
@@ -44,7 +44,9 @@ def in_slots(got: Captured, slots: int, demanded: bool) -> Captured:
         name = f"{eqn.source.module}.overflow".lstrip(".")
         with rewrite.at(eqn) as builder:
             state = builder.input(name, type_of(counter))
-            kept, mutations[state] = builder.inline(_kept(got, eqn, most if most != own else 0), (choice, state), True)
+            kept, counted = builder.inline(_kept(got, eqn, most if most != own else 0), (choice, state), here=True)
+        assert isinstance(counted, Value)
+        mutations[state] = counted
         weights[state] = name, counter
         args = tuple({CHOICE: kept, MOST: most}.get(i, a) for i, a in enumerate(eqn.args))
         rewrite.keep(eqn.with_(args=args))
@@ -58,7 +60,9 @@ def _kept(got: Captured, eqn: Equation, most: int) -> Trace:
     """Choices and a counter, with those choices left out for which there is no slot."""
     choice, up = eqn.args[CHOICE], eqn.args[UP]
     assert isinstance(choice, Value) and isinstance(up, Value)
-    given = fake.fake_of(choice.tensor, got.mode), fake.fake_of(type_of(torch.zeros(1, dtype=torch.int64)), got.mode)
+    counter = type_of(torch.zeros(1, dtype=torch.int64))
+    assert isinstance(counter, TensorType)
+    given = fake.fake_of(choice.tensor, got.mode), fake.fake_of(counter, got.mode)
     fn = functools.partial(_counted, count=int(up.shape[0]), most=most)
     return record(fn, given, ["choice", "overflow"], lambda op: True, Builder("slots", got.mode), locate=False)[0]
 

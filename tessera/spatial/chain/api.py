@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,12 +53,8 @@ class ChainProgram:
 
     @property
     def interval(self) -> int:
-        """Cycles between two results, where stages work on several at once: those of the chip that is busy longest."""
-        busy: Counter[int] = Counter()
-        for run in self.chain.runs:
-            for _, chip in run.chips:
-                busy[chip] += self.chain.parts[run.part].end
-        return max(busy.values())
+        """Cycles between two results, where stages work on several at once."""
+        return self.chain.every or self.cycles
 
     @property
     def program(self) -> ChainedProgram:
@@ -109,8 +104,8 @@ def chained(got: Captured, machine: SpatialMachine, chips: int, cut: Cut, seed: 
 
 def shared_out(machine: SpatialMachine, chips: int, blocks: int) -> Cut:
     """Stages that are filled most evenly; among such, those in which the fewest chips share a tensor."""
-    cuts = [Cut(tensor=chips // p, pipeline=p, blocks=blocks) for p in range(min(chips, blocks), 0, -1) if chips % p == 0]
-    if not (cuts := [cut for cut in cuts if fits(machine, cut.tensor, cut.experts, cut.pipeline)]):
+    counts = [p for p in range(min(chips, blocks), 0, -1) if chips % p == 0 and fits(machine, chips // p, 1, p)]
+    if not (cuts := [Cut(tensor=chips // p, pipeline=p, blocks=blocks) for p in counts]):
         raise OptionError(f"cut: {chips} chips of {machine.key} make no stages of equal rectangles")
     return min(cuts, key=lambda cut: math.ceil(blocks / cut.pipeline) * cut.pipeline)
 
@@ -161,7 +156,7 @@ class _Chain:
                 part = over[_kind(self.machine, [*stage, *stages[s + 1]])]
                 run(f"over{s}", part.name, part, [*stage, *stages[s + 1]], dict)
         run("behind", "behind", behind, stages[-1], lambda: behind.tiles.tensors)
-        chain = Chain(inputs, parts, tuple(runs), at)
+        chain = Chain(inputs, parts, tuple(runs), at, _longest(runs, parts))
         reasons = "the longest way through each part", limit.reason
         return ChainProgram(chain, self.machine, max(least_cycles, limit.cycles), limit.cycles, reasons, sources)
 
@@ -206,6 +201,16 @@ class _Chain:
             name: constants[name].data if name in constants else arranged(part.arranged[name], constants, t.dtype)
             for name, t in part.tiles.tensors.items()
         }
+
+
+def _longest(runs: list[Run], parts: Mapping[str, Listing]) -> int:
+    """Cycles that a chip is busy with one result, at most: after so many it is ready for the next."""
+    spans: dict[int, tuple[int, int]] = {}
+    for run in runs:
+        for _, chip in run.chips:
+            first, _ = spans.get(chip, (run.start, 0))
+            spans[chip] = first, run.start + parts[run.part].end
+    return max(last - first for first, last in spans.values())
 
 
 def _program(node: Node) -> tuple:
