@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +44,7 @@ class Cut:
     batches: int = 1
     slots: int = 0  # of an expert, for tokens; 0: as many as the program says
     blocks: int = 0  # equal ones, each kind of which is mapped once; 0: the model is mapped whole
+    whole: frozenset[str] = frozenset()  # weights that are not cut where others are
     demanded: bool = False  # that tensors or experts are cut: where none can be, chips are not just more cores
 
     @classmethod
@@ -58,7 +59,7 @@ class Cut:
                 raise OptionError(f"cut: expected {', '.join(WORDS)}, got {word!r}")
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise OptionError(f"cut: expected {word} to be 1 or more, got {count!r}")
-        cut = cls(**words, demanded=max(words.get("tensor", 1), words.get("experts", 1)) > 1)
+        cut = cls(**words, demanded=max(words.get("tensor", 1), words.get("experts", 1)) > 1)  # type: ignore[arg-type]
         if cut.chips not in (1, chips):
             product = "tensor times pipeline" if cut.experts == 1 else "tensor times experts times pipeline"
             raise OptionError(f"cut: expected {product} to be {chips} chips, or 1; got {cut.chips}")
@@ -72,7 +73,7 @@ class Cut:
 def spread(got: Captured, machine: SpatialMachine, chips: int, cut: Cut) -> tuple[Graph, tuple[Core, ...]]:
     """The graph of all chips, and their cores."""
     stage = stage_of(machine, cut.tensor, cut.experts)
-    local = got.trace if stage.mesh.ranks == 1 else partitioned(got, stage, machine)
+    local = got.trace if stage.mesh.ranks == 1 else partitioned(got, stage, machine, cut.whole)
     if local is None and (cut.demanded or cut.pipeline * cut.batches > 1):
         sizes = sorted({str(list(v.shape)) for v in got.weights if len(v.shape) > 1})
         raise MapError(
@@ -92,11 +93,11 @@ def spread(got: Captured, machine: SpatialMachine, chips: int, cut: Cut) -> tupl
     return graph, tuple(core for stage in stages for chip in stage for core in machine.cores(chip))
 
 
-def partitioned(got: Captured, stage: Stage, machine: SpatialMachine) -> Trace | None:
-    """The program of one rank; None where nothing can be cut. A cut that some reader must undo pays for weights that
-    take much of a chip alone."""
+def partitioned(got: Captured, stage: Stage, machine: SpatialMachine, whole: Collection[str] = ()) -> Trace | None:
+    """The program of one rank; None where nothing can be cut. Some weights shall be `whole`. Of the others, a cut that
+    some reader must undo pays for weights that take much of a chip alone."""
     mesh, large = stage.mesh, machine.sram.size * len(machine.cores()) // LARGE
-    lies = {v: Placement.whole(mesh, v.shape) for v in got.weights}
+    lies = {v: Placement.whole(mesh, v.shape) for v, (name, _) in got.weights.items() if name not in whole}
     before = 1
     for axis in stage.sharing_axes:
         ranks = mesh.size(axis)

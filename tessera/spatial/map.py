@@ -15,6 +15,8 @@ from tessera.spatial.capture import captured
 from tessera.spatial.chain.api import ChainProgram, chained
 from tessera.spatial.chain.blocks import equal_blocks
 from tessera.spatial.chips import Cut, one_batch, spread
+from tessera.spatial.choice.cut import Choice, chosen_cuts
+from tessera.spatial.errors import SpaceError
 from tessera.spatial.mapping import best
 from tessera.spatial.program import SpatialProgram, program
 from tessera.spatial.slots import in_slots
@@ -22,6 +24,7 @@ from tessera.util.errors import OptionError
 
 EFFORTS = {"quick": 1, "normal": 3, "thorough": 10}
 AIMS = ("latency", "throughput")
+BEST = "best"
 TOGETHER = 64  # more chips than these are stages of equal blocks, where there are such
 
 
@@ -30,7 +33,7 @@ def map_onto(
     *args: object,
     machine: str | Path | SpatialMachine,
     chips: int = 1,
-    cut: Mapping[str, int] | None = None,
+    cut: Mapping[str, int] | str | None = None,
     aim: str = "latency",
     effort: str = "normal",
     seed: int = 0,
@@ -45,7 +48,8 @@ def map_onto(
              goes through in so many parts (`batches`). An expert takes at most so many tokens (`slots`). A model of so
              many equal `blocks` is mapped by the block, and the program is a chain of them; without another word,
              stages are as even as can be. None: all chips hold parts of every tensor, or where they are more than 64
-             and blocks repeat, the chain; {}: tiles go to the cores of any chip
+             and blocks repeat, the chain; "best": chosen for the aim by an integer program (`pip install
+             tessera[plan]`); {}: tiles go to the cores of any chip
     aim      "latency": a run is short; "throughput": runs overlap, and begin as often as they can
     effort   how many mappings are tried: quick, normal or thorough
     seed     of the search; the same seed gives the same listing
@@ -60,15 +64,29 @@ def map_onto(
         raise OptionError(f"chips: expected {has}, as many as {onto.key} has; got {chips!r}")
     if type(seed) is not int:
         raise OptionError(f"seed: expected a whole number, got {seed!r}")
-    ways = Cut.of(cut, chips)
+    if isinstance(cut, str) and cut != BEST:
+        raise OptionError(f"cut: expected words and counts, {BEST!r} or None, got {cut!r}")
+    ways = Cut.of(None if isinstance(cut, str) else cut, chips)
     got = captured(model, *one_batch(args, kwargs, ways.batches))
     if got.trace.mutations and ways.batches > 1:
         raise OptionError("cut: expected a program that keeps nothing between runs where there are batches")
     got = in_slots(got, ways.slots, ways.experts > 1 or ways.slots > 0)
-    if cut is None and chips > TOGETHER and (blocks := equal_blocks(got)):
-        ways = Cut(blocks=blocks)
-    if ways.blocks:
-        return chained(got, onto, chips, ways, seed)
-    graph, cores = spread(got, onto, chips, ways)
-    chosen = best(graph, onto, cores, EFFORTS[effort], seed, aim == "throughput")
-    return program(chosen, onto, limit(got.graph, onto, cores, ways.batches), got.trace)
+    blocks = equal_blocks(got) if cut in (None, BEST) and chips > TOGETHER else 0
+    if cut != BEST:
+        choices = [Choice(Cut(blocks=blocks) if blocks else ways)]
+    else:
+        choices = chosen_cuts(got, onto, chips, aim == "throughput", blocks)[: 1 if effort == "quick" else None]
+    if choices[0].cut.blocks:
+        return chained(got, onto, chips, choices[0].cut, seed, choices[0].words)
+    found: list[SpatialProgram] = []
+    for choice in choices:
+        graph, cores = spread(got, onto, chips, choice.cut)
+        try:
+            chosen = best(graph, onto, cores, EFFORTS[effort], seed, aim == "throughput")
+        except SpaceError:
+            if not found and choice is choices[-1]:
+                raise
+            continue
+        least = limit(got.graph, onto, cores, choice.cut.batches)
+        found.append(program(chosen, onto, least, got.trace, choice.words))
+    return min(found, key=lambda mapped: (mapped.interval, mapped.cycles))

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -46,6 +46,7 @@ class ChainProgram:
     limit: int
     reasons: tuple[str, str]  # of the bound and of the limit
     sources: Mapping[str, Source] = field(repr=False)  # the tensors of a run, by its name
+    choice: str = ""  # of the cut, where it was chosen
 
     @property
     def cycles(self) -> int:
@@ -79,14 +80,14 @@ class ChainProgram:
             f"{self.cycles:,} cycles on {len(chips)} chips in {len(self.chain.runs)} runs of {len(self.chain.parts)} "
             f"parts, {self.cycles / self.bound:.2f} × bound {self.bound:,}, limit {self.limit:,}; a result every "
             f"{self.interval:,} cycles"
-        )
+        ) + (f"; cut: {self.choice}" if self.choice else "")
 
     def save(self, path: str | Path) -> None:
         """Write the chain, the machine and the data of each run as one `.spatial` file."""
         container.save(self.program, path)
 
 
-def chained(got: Captured, machine: SpatialMachine, chips: int, cut: Cut, seed: int) -> ChainProgram:
+def chained(got: Captured, machine: SpatialMachine, chips: int, cut: Cut, seed: int, choice: str = "") -> ChainProgram:
     """A model that has `cut.blocks` equal blocks. Stages stand behind each other, each with consecutive blocks and
     chips that hold parts of every tensor."""
     if cut.batches > 1:
@@ -99,7 +100,7 @@ def chained(got: Captured, machine: SpatialMachine, chips: int, cut: Cut, seed: 
     cores = tuple(core for stage in chain.stages for chip in stage for core in machine.cores(chip))
     inputs = tuple(v.name for v in got.trace.inputs if v not in got.weights)
     of = segments(got, cut.blocks)
-    return chain.program(of, inputs, limit(_whole(of), machine, cores))
+    return replace(chain.program(of, inputs, limit(_whole(of), machine, cores)), choice=choice)
 
 
 def shared_out(machine: SpatialMachine, chips: int, blocks: int) -> Cut:
