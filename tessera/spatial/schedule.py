@@ -171,7 +171,7 @@ class Pass:
 
     def place(self, step: Step, at: int) -> None:
         uses = self.uses[step]
-        at = self.starts[step] = self.begin(uses, at)
+        at = self.starts[step] = self.begin(step, at)
         for use in uses:
             lanes = self.table(use.resource)
             begin = at + use.offset
@@ -180,12 +180,12 @@ class Pass:
                 lanes[i].hold(begin, begin + use.duration)
             self.lanes[step, use] = free
 
-    def begin(self, uses: list[Use], at: int) -> int:
+    def begin(self, step: Step, at: int) -> int:
         """The first cycle at which all is free."""
         last = at + self.round
         while at < last:
             start = at
-            for use in uses:
+            for use in self.uses[step]:
                 start = self.free(use, start + use.offset) - use.offset
             if start == at:
                 return at

@@ -162,7 +162,8 @@ SECTIONS: dict[str, Case] = {
         "MoE layer, 2 of 8, 4 rows, 8 chips", lambda: Experts(4096, 14336, 8, 2), (4, 4096), 0, 1.6, 8
     ),
     "pipeline": Case(
-        "16-stage pipeline", lambda: Layers(16, 1024), (64, 1024), 0, 1.05, 16, {"pipeline": 16}, aim="throughput"
+        "16-stage pipeline", lambda: Layers(16, 1024), (64, 1024), 0, 1.05, 16, {"pipeline": 16}, effort="quick",
+        aim="throughput",
     ),
     "llama70b": Case(
         "all of Llama-70B, 1 row, 256 chips", lambda: whole_llama(80), (), 0, 2.0, 256,

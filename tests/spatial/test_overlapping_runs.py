@@ -123,7 +123,7 @@ def test_runs_overlap(make, shape, chips, cut) -> None:
 
 def test_a_cache_is_done_with_before_the_next_run() -> None:
     torch.manual_seed(0)
-    model, runs = Llama(layers=2), 4
+    model, runs = Llama(layers=1), 4
     words, at = torch.tensor([[3], [5], [7], [2]]), torch.arange(runs)[:, None]
     program = overlapping(model, words[0], at[0], chips=2, machine=rack(size='"128 KiB"'), pipeline=2)
     reference = copy.deepcopy(model)
