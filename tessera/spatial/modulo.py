@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
@@ -82,8 +82,8 @@ class _Circle(Lane):
     def holders(self, start: int, duration: int) -> list[Step]:
         """Who holds it in these cycles."""
         first = start % self.every
-        times = zip(self.starts, self.ends, self.owners, strict=True)
-        return list(dict.fromkeys(owner for a, b, owner in times if a < first + duration and first < b))
+        among = slice(bisect_right(self.ends, first), bisect_left(self.starts, first + duration))
+        return list(dict.fromkeys(self.owners[among]))
 
 
 class _Rounds(Pass):
