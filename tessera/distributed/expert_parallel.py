@@ -7,7 +7,7 @@ one that holds two layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tessera.distributed.tensor_parallel import Cuts
 from tessera.ir.call import in_place
@@ -56,3 +56,13 @@ def _origin(v: Value, makers: Mapping[Value, Equation]) -> tuple[Value, int]:
             break
         v, dim = operands[0], rule.operands[0].index(factor)
     return v, dim
+
+
+def stacks(trace: Trace) -> Iterator[tuple[Value, int]]:
+    """The stacks that `tessera.experts` is given, each with the dimension that stands between an expert's layers; the
+    first one counts the experts."""
+    for eqn in in_place(trace).equations:
+        if str(eqn.op) == "tessera.experts.default":
+            for stack, between in zip(eqn.args[STACKS], (1, 2, 1), strict=True):
+                if isinstance(stack, Value):
+                    yield stack, between

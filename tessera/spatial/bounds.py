@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tessera.machines.spatial import Core, SpatialMachine
@@ -17,7 +18,7 @@ from tessera.spatial import durations
 from tessera.spatial.graph import Graph, Product
 from tessera.spatial.maps import Map
 from tessera.spatial.schedule import Schedule, capacity
-from tessera.spatial.steps import Resource, Step
+from tessera.spatial.steps import Resource, Step, once
 from tessera.spatial.streams import least_loaded
 
 
@@ -64,6 +65,42 @@ def interval(schedule: Schedule, machine: SpatialMachine) -> tuple[float, float]
             busy[use.resource] = busy.get(use.resource, 0) + use.duration * use.count
     least = max(total / capacity(resource, machine) for resource, total in busy.items()) / len(ends)
     return (max(ends.values()) - min(ends.values())) / max(1, len(ends) - 1), least
+
+
+def least_interval(steps: list[Step], machine: SpatialMachine, hosted: Collection[str]) -> Bound:
+    """Between the beginnings of two runs: the busiest resource of a run, or the longest way between two that touch what
+    there is only once."""
+    busy: dict[Resource, int] = {}
+    touched: dict[object, dict[Step, tuple[int, int]]] = {}
+    for step in steps:
+        for use in step.uses:
+            busy[use.resource] = busy.get(use.resource, 0) + use.duration * use.count
+        for key, begin, end in once(step, hosted):
+            before = touched.setdefault(key, {}).get(step, (begin, end))
+            touched[key][step] = min(before[0], begin), max(before[1], end)
+    best = Bound(1, "a cycle")
+    for key, total in busy.items():
+        if (cycles := math.ceil(total / capacity(key, machine))) > best.cycles:
+            best = Bound(cycles, _name(key))
+    for key, touches in touched.items():
+        if (cycles := _span(steps, touches)) > best.cycles:
+            best = Bound(cycles, f"what runs keep: {key if isinstance(key, str) else getattr(key, 'name', '')}")
+    return best
+
+
+def _span(steps: list[Step], touches: dict[Step, tuple[int, int]]) -> int:
+    """The least time from the first touch to the end of the last."""
+    far: dict[Step, int] = {}
+    most = 0
+    for step in steps:
+        ways = [far[b] + delay for b, delay in step.after if b in far]
+        if step in touches:
+            begin, end = touches[step]
+            ways.append(-begin)
+            most = max(most, max(ways) + end)
+        if ways:
+            far[step] = max(ways)
+    return most
 
 
 def _one_at_a_time(jobs: list[tuple[int, int, int]]) -> int:

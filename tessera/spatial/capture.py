@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch.export import ExportedProgram
 
 import tessera.spatial.importer.forms
 import tessera.spatial.importer.windows  # noqa: F401  (they declare them)
+from tessera.distributed.known_experts import known_experts
 from tessera.frontends.export import capture_export
 from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
@@ -48,7 +50,8 @@ def captured(model: Callable | ExportedProgram | Trace, args: tuple, kwargs: dic
         return Captured(cleaned(model), FakeTensorMode(), {})
     if not isinstance(model, torch.nn.Module | ExportedProgram) and hasattr(model, "entries"):
         model = model.module()  # type: ignore[union-attr]  # an artifact, which `tessera.load` gave
-    exported, _ = exported_program(model, args, kwargs, None)  # type: ignore[arg-type]
+    with known_experts(model) if isinstance(model, torch.nn.Module) else nullcontext():
+        exported, _ = exported_program(model, args, kwargs, None)  # type: ignore[arg-type]
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "program")
     with torch.no_grad():
         program = capture_export(exported, name if name.isidentifier() else "program")

@@ -1,22 +1,23 @@
-"""Over chips: which of them are used, what each of them holds, and which stage of a pipeline it runs.
+"""Over chips: what each of them holds, and which stage of a pipeline it runs.
 
-In: a clean Trace, its weights, a machine, and a cut: how many chips share every tensor, how many stages stand behind
-each other, how many batches go through them. Out: a graph whose nodes know their chips. Weights are cut by
-distribution's own rules, and `transforms/shard` partitions the program. Stages are consecutive equations; the slowest
-is as fast as it can be.
+In: a clean Trace, its weights, a machine, and a cut: how many chips share every tensor, how many have other experts,
+how many stages stand behind each other, how many batches go through them. Out: a graph whose nodes know their chips.
+Weights are cut by distribution's own rules, and `transforms/shard` partitions the program. Stages are consecutive
+equations; the slowest is as fast as it can be.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from tessera.distributed.expert_parallel import stacks
 from tessera.distributed.tensor_parallel import columns_and_rows
-from tessera.ir.mesh import Mesh
+from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
 from tessera.ir.trace import Trace
 from tessera.machines.spatial import Core, SpatialMachine
@@ -25,13 +26,12 @@ from tessera.spatial.capture import Captured
 from tessera.spatial.errors import MapError
 from tessera.spatial.graph import Constant, Expression, Graph, Input, Node, Product, Scatter
 from tessera.spatial.importer.together import together
+from tessera.spatial.stage import PATCH, SPARE, Stage, patch, stage_of, stages_on
 from tessera.transforms.shard.partition import shard
 from tessera.util.errors import OptionError
 
-WORDS = ("tensor", "pipeline", "batches", "blocks")
+WORDS = ("tensor", "experts", "pipeline", "batches", "slots", "blocks")
 LARGE = 8  # a weight is large that takes more than this part of a chip's memory
-PATCH = 256  # cores of a chip that are used, where it has more, besides
-SPARE = 4  # times as many as hold the weights
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,13 @@ class Cut:
     """How a program is spread over chips; with all ones, tiles go to the cores of any of them."""
 
     tensor: int = 1
+    experts: int = 1
     pipeline: int = 1
     batches: int = 1
+    slots: int = 0  # of an expert, for tokens; 0: as many as the program says
     blocks: int = 0  # equal ones, each kind of which is mapped once; 0: the model is mapped whole
-    demanded: bool = False  # that tensors are cut: where none can be, chips are not just more cores
+    whole: frozenset[str] = frozenset()  # weights that are not cut where others are
+    demanded: bool = False  # that tensors or experts are cut: where none can be, chips are not just more cores
 
     @classmethod
     def of(cls, words: Mapping[str, int] | None, chips: int) -> Cut:
@@ -56,47 +59,48 @@ class Cut:
                 raise OptionError(f"cut: expected {', '.join(WORDS)}, got {word!r}")
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise OptionError(f"cut: expected {word} to be 1 or more, got {count!r}")
-        cut = cls(**words, demanded=words.get("tensor", 1) > 1)
+        cut = cls(**words, demanded=max(words.get("tensor", 1), words.get("experts", 1)) > 1)  # type: ignore[arg-type]
         if cut.chips not in (1, chips):
-            raise OptionError(f"cut: expected tensor times pipeline to be {chips} chips, or 1; got {cut.chips}")
+            product = "tensor times pipeline" if cut.experts == 1 else "tensor times experts times pipeline"
+            raise OptionError(f"cut: expected {product} to be {chips} chips, or 1; got {cut.chips}")
         return cut
 
     @property
     def chips(self) -> int:
-        return self.tensor * self.pipeline
+        return self.tensor * self.experts * self.pipeline
 
 
 def spread(got: Captured, machine: SpatialMachine, chips: int, cut: Cut) -> tuple[Graph, tuple[Core, ...]]:
     """The graph of all chips, and their cores."""
-    size = block(machine, cut.tensor)
-    mesh = Mesh.of(down=size[0], across=size[1])
-    local = got.trace if mesh.ranks == 1 else partitioned(got, mesh, machine)
+    stage = stage_of(machine, cut.tensor, cut.experts)
+    local = got.trace if stage.mesh.ranks == 1 else partitioned(got, stage, machine, cut.whole)
     if local is None and (cut.demanded or cut.pipeline * cut.batches > 1):
         sizes = sorted({str(list(v.shape)) for v in got.weights if len(v.shape) > 1})
         raise MapError(
             f"cut: no weight of {got.trace.name} can be cut in {cut.tensor}: expected sizes that it divides, got "
             f"{', '.join(sizes[:5]) or 'no matrices'}"
         )
-    if cut.pipeline == cut.batches == 1 and (local is None or mesh.ranks == 1):  # tiles go to any chip
+    if cut.pipeline == cut.batches == 1 and (local is None or stage.mesh.ranks == 1):  # tiles go to any chip
         wanted = PATCH + SPARE * sum(n.nbytes for n in got.graph.nodes if isinstance(n, Constant)) // machine.sram.size
         return got.graph, tuple(core for chip in range(chips) for core in patch(machine, chip, wanted // chips))
     assert local is not None
     held = dict(zip(got.trace.inputs, local.inputs, strict=True))
     weights = {held[v]: of for v, of in got.weights.items()}
     twice = lambda nbytes, ranks: pays_twice(machine, nbytes, ranks)  # noqa: E731
-    graph = together(local, got.mode, weights, mesh, twice, cut.batches)
-    stages = chosen(machine, size, cut.pipeline)
+    graph = together(local, got.mode, weights, stage.mesh, twice, cut.batches)
+    stages = stages_on(machine, stage, cut.pipeline)
     put(graph, machine, stages)
     return graph, tuple(core for stage in stages for chip in stage for core in machine.cores(chip))
 
 
-def partitioned(got: Captured, mesh: Mesh, machine: SpatialMachine) -> Trace | None:
-    """The program of one rank; None where no weight can be cut. A cut that some reader must undo pays for weights that
-    take much of a chip alone."""
-    large = machine.sram.size * len(machine.cores()) // LARGE
-    lies = {v: Placement.whole(mesh, v.shape) for v in got.weights}
+def partitioned(got: Captured, stage: Stage, machine: SpatialMachine, whole: Collection[str] = ()) -> Trace | None:
+    """The program of one rank; None where nothing can be cut. Some weights shall be `whole`. Of the others, a cut that
+    some reader must undo pays for weights that take much of a chip alone."""
+    mesh, large = stage.mesh, machine.sram.size * len(machine.cores()) // LARGE
+    lies = {v: Placement.whole(mesh, v.shape) for v, (name, _) in got.weights.items() if name not in whole}
     before = 1
-    for axis, ranks in mesh.axes:
+    for axis in stage.sharing_axes:
+        ranks = mesh.size(axis)
         before *= ranks
         cuts, lost = columns_and_rows(got.trace, lies, ranks), columns_and_rows(got.trace, lies, before).lost
         states = {v: after for v, after in got.trace.mutations.items() if not lost & cuts.of.get(after, lost)}
@@ -104,9 +108,26 @@ def partitioned(got: Captured, mesh: Mesh, machine: SpatialMachine) -> Trace | N
         for v, dim in (dims | {v: cuts.split[after] for v, after in states.items() if after in cuts.split}).items():
             if ranks > 1 and lies[v].local(dim) % ranks == 0:
                 lies[v] = lies[v].with_axis(dim, axis)
+    lies |= experts_apart(got.trace, stage)
     if all(placement.is_whole for placement in lies.values()):
         return None
-    return shard(got.trace, mesh, lies, set(lies), dict.fromkeys(mesh.names, "weights")).trace
+    return shard(got.trace, mesh, lies, set(got.weights), dict.fromkeys(mesh.names, "weights")).trace
+
+
+def experts_apart(trace: Trace, stage: Stage) -> dict[Value, Placement]:
+    """Where stacks of experts lie: whole experts on the groups of a stage, and on the chips of a group slices of each,
+    from between its layers."""
+    lies: dict[Value, Placement] = {}
+    for stack, between in stacks(trace):
+        lies[stack] = Placement.whole(stage.mesh, stack.shape)
+        for axes, dim in ((stage.group_axes, 0), (stage.sharing_axes, between)):
+            for axis in axes:
+                if lies[stack].local(dim) % stage.mesh.size(axis) == 0:
+                    lies[stack] = lies[stack].with_axis(dim, axis)
+                elif dim == 0:
+                    count, groups = stack.shape[0], math.prod(stage.groups)
+                    raise MapError(f"cut: expected a number of experts that {groups} divides, got {count}")
+    return lies
 
 
 def one_batch(args: tuple, kwargs: dict, batches: int) -> tuple[tuple, dict]:
@@ -129,74 +150,6 @@ def pays_twice(machine: SpatialMachine, size: int, ranks: int) -> bool:
     assert machine.chips is not None
     far = (ranks - 1) * (machine.chips.latency + machine.chips.jitter)
     return size * (ranks - 1) * (1 - 2 / ranks) / machine.chips.width > far
-
-
-# --- which chips ---
-
-
-def block(machine: SpatialMachine, count: int) -> tuple[int, int]:
-    """So many chips as a rectangle of the grid that chips stand in, as square as can be."""
-    rows, columns = shape(machine)
-    for down in range(math.isqrt(count), 0, -1):
-        for a, b in ((down, count // down), (count // down, down)):
-            if count % down == 0 and a <= rows and b <= columns:
-                return a, b
-    raise OptionError(f"cut: {count} chips of {machine.key} make no rectangle of its {rows}×{columns}")
-
-
-def shape(machine: SpatialMachine) -> tuple[int, int]:
-    """The grid that chips stand in; of those that are joined otherwise, one row."""
-    chips = machine.chips
-    grid = chips.shape if chips is not None and chips.topology in ("mesh", "torus") else None
-    return grid or (1, machine.chip_count)
-
-
-def fits(machine: SpatialMachine, cut: Cut) -> bool:
-    try:
-        chosen(machine, block(machine, cut.tensor), cut.pipeline)
-    except OptionError:
-        return False
-    return True
-
-
-def chosen(machine: SpatialMachine, size: tuple[int, int], stages: int) -> list[list[int]]:
-    """The chips of each stage, by rank: rectangles side by side, back and forth, so that stages are neighbours."""
-    (rows, columns), (down, across) = shape(machine), size
-    places = []
-    for i in range(rows // down):
-        line = [(i, j) for j in range(columns // across)]
-        places += line if i % 2 == 0 else line[::-1]
-    if len(places) < stages:
-        raise OptionError(
-            f"cut: {machine.key} has room for {len(places)} stages of {down}×{across} chips, not {stages}"
-        )
-    return [
-        [(i * down + a) * columns + j * across + b for a in range(down) for b in range(across)]
-        for i, j in places[:stages]
-    ]
-
-
-def patch(machine: SpatialMachine, chip: int, wanted: int) -> tuple[Core, ...]:
-    """The cores of a chip; of one that has far more than are wanted, a square of them around a port of the host."""
-    rows, columns = machine.chip.grid
-    if rows * columns <= max(wanted, PATCH) or machine.host is None:
-        return machine.cores(chip)
-    ports = [core for place in machine.host.cores if machine.network.alive(core := Core(chip, *place))]
-    if not ports:
-        return machine.cores(chip)
-    port = ports[len(ports) // 2]
-    across = min(columns, math.isqrt(wanted - 1) + 1)
-    down = min(rows, -(-wanted // across))
-    top = min(max(0, port.row - down // 2), rows - down)
-    left = min(max(0, port.column - across // 2), columns - across)
-    inside, reached = [port], {port}
-    for core in inside:  # what is dead may cut off some of them
-        for other in machine.neighbours(core):
-            near = top <= other.row < top + down and left <= other.column < left + across
-            if near and other.chip == chip and other not in reached:
-                reached.add(other)
-                inside.append(other)
-    return tuple(sorted(inside))
 
 
 # --- stages ---

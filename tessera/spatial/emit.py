@@ -59,6 +59,7 @@ def emit(tiles: Tiles, schedule: Schedule, buffers: list[Buffer], machine: Spati
         tuple((name, TensorType(durations.dtype_name(dtype), shape)) for name, dtype, shape in tiles.outputs),
         tuple(listed), schedule.cycles, _drams(tiles),
         tuple((name, TensorType(durations.dtype_name(dtype), shape)) for name, dtype, shape in tiles.hosted),
+        schedule.every,
     )  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def _line(b: Buffer) -> Line:
     if isinstance(tile, Held):
         return Line(tile.name, kind, b.address, tile.nbytes, None, tile.state,
                     Ref(tile.tensor, _spans(tile.box)) if tile.tensor else None)  # fmt: skip
-    return Line(tile.name, kind, b.address, tile.nbytes, (b.start, b.end))
+    return Line(tile.name, kind, b.address, tile.nbytes, (b.start, b.end), turns=b.turns)
 
 
 def _spans(box: Box) -> tuple[Index, ...]:
@@ -188,7 +189,7 @@ def _place(source: Source) -> str:
 
 def _note(lines: list[Line], instructions: list[Instruction], machine: SpatialMachine, cycles: int) -> str:
     """For people: how full memory is, and how busy the units are."""
-    top = max((b.address + b.size for b in lines), default=0)
+    top = max((b.address + b.turns * b.size for b in lines), default=0)
     busy = {}
     for i in instructions:
         for unit in i.units:

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tessera.machines.spatial import Core, SpatialMachine
-from tessera.spatial.bounds import Bound, bound
+from tessera.spatial.bounds import Bound, bound, least_interval
 from tessera.spatial.cuts import Effort
 from tessera.spatial.emit import emit
 from tessera.spatial.errors import MapError, SpaceError
 from tessera.spatial.graph import Constant, Gather, Graph, Hosted, Scatter
 from tessera.spatial.listing.types import Listing
 from tessera.spatial.memory.layout import Buffer, lay_out
+from tessera.spatial.modulo import overlapping
 from tessera.spatial.regions import regions_of
 from tessera.spatial.routes import Routes
 from tessera.spatial.schedule import Schedule, polished, schedule, searched
@@ -37,18 +38,23 @@ class Mapping:
     buffers: list[Buffer]
     listing: Listing
     bound: Bound
+    least_interval: Bound | None = None  # where runs overlap
 
     @property
     def cycles(self) -> int:
         return self.schedule.cycles
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.schedule.every or self.cycles, self.cycles
+
 
 def best(
-    graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: int, seed: int,
+    graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: int, seed: int, overlap: bool = False,
     like: SpatialMachine | None = None,
 ) -> Mapping:  # fmt: skip
-    """The shortest of several mappings; the first that fits where `tries` is 1. Tiles and their cores are chosen as for
-    the machine `like`, where one is given."""
+    """The shortest of several mappings; the first that fits where `tries` is 1. Where runs `overlap`, the one that
+    begins most often. Tiles and their cores are chosen as for the machine `like`, where one is given."""
     check_units(graph, machine)
     check_space(graph, machine, cores)
     chosen: Mapping | None = None
@@ -58,16 +64,16 @@ def best(
         if chosen is not None and number >= tries:
             break
         try:
-            mapped = one(graph, machine, routes, effort, like)
+            mapped = one(graph, machine, routes, effort, overlap, like)
         except SpaceError as error:
             refused = error if refused is None else refused
             continue
-        if chosen is None or mapped.cycles < chosen.cycles:
+        if chosen is None or mapped.rank < chosen.rank:
             chosen = mapped
     if chosen is None:
         assert refused is not None
         raise SpaceError(f"{refused}; {least_chips(graph, machine)}")
-    return shortened(alone(graph, machine, chosen), machine) if tries > 1 else chosen
+    return shortened(alone(graph, machine, chosen), machine) if tries > 1 and not overlap else chosen
 
 
 def alone(graph: Graph, machine: SpatialMachine, chosen: Mapping) -> Mapping:
@@ -136,8 +142,9 @@ def _streams(cores: int, tile: int, banks: int, seed: int) -> Iterator[Effort]:
 
 
 def one(
-    graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort, like: SpatialMachine | None = None
-) -> Mapping:
+    graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort, overlap: bool = False,
+    like: SpatialMachine | None = None,
+) -> Mapping:  # fmt: skip
     names = dict(graph.names)
     tiles = Tiling(
         graph, like or machine, routes if like in (None, machine) else Routes(like, routes.cores), effort
@@ -146,10 +153,29 @@ def one(
     graph.names = names  # the next try begins with the same names
     regions = regions_of(tiles.tiles, effort.regions)
     steps = Steps(tiles, machine, routes, regions, effort.tile_bytes).run()
-    timed = schedule(steps, machine, effort.window)
-    buffers = lay_out(tiles.tiles, timed, machine, regions)
+    timed, least = schedule(steps, machine, effort.window), None
+    if overlap:
+        hosted = {name for name, _, _ in tiles.hosted}
+        least = least_interval(steps, machine, hosted)
+        timed, buffers = most_often(tiles, overlapping(timed, machine, least.cycles, hosted), machine, regions)
+    else:
+        buffers = lay_out(tiles.tiles, timed, machine, regions)
     listing = emit(tiles, timed, buffers, machine)
-    return Mapping(effort, tiles, timed, regions, buffers, listing, bound(steps, machine))
+    return Mapping(effort, tiles, timed, regions, buffers, listing, bound(steps, machine), least)
+
+
+def most_often(
+    tiles: Tiles, timed: Iterator[Schedule], machine: SpatialMachine, regions: dict[Tile, int]
+) -> tuple[Schedule, list[Buffer]]:
+    """The first schedule, of growing intervals, whose buffers fit."""
+    refused: SpaceError | None = None
+    for each in timed:
+        try:
+            return each, lay_out(tiles.tiles, each, machine, regions)
+        except SpaceError as error:
+            refused = error
+    assert refused is not None
+    raise refused
 
 
 def check_units(graph: Graph, machine: SpatialMachine) -> None:

@@ -33,6 +33,7 @@ class SpatialProgram:
     reasons: tuple[str, str] = ("", "")  # of the bound and of the limit
     trace: Trace | None = None
     mapping: Mapping | None = None
+    choice: str = ""  # of the cut, where it was chosen
 
     @property
     def cycles(self) -> int:
@@ -42,6 +43,11 @@ class SpatialProgram:
     def program(self) -> container.Program:
         """What the simulator takes."""
         return container.Program(self.listing, self.machine, dict(self.data))
+
+    @property
+    def interval(self) -> int:
+        """Cycles between the beginnings of two runs."""
+        return self.listing.every or self.cycles
 
     def __str__(self) -> str:
         return print_listing(self.listing)
@@ -56,6 +62,10 @@ class SpatialProgram:
             text += f", {self.cycles / self.bound:.2f} × bound {self.bound:,} ({self.reasons[0]})"
         if self.limit:
             text += f", limit {self.limit:,} ({self.reasons[1]})"
+        if self.mapping is not None and (least := self.mapping.least_interval) is not None:
+            text += f"; a run every {self.interval:,}, {self.interval / least.cycles:.2f} × {least}"
+        if self.choice:
+            text += f"; cut: {self.choice}"
         return text
 
     def core(self, *place: int) -> str:
@@ -116,7 +126,7 @@ def _text(i: Instruction) -> str:
     return " ".join(filter(None, (action_text(i.action), i.module, i.source)))
 
 
-def program(mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace) -> SpatialProgram:
+def program(mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace, choice: str = "") -> SpatialProgram:
     bound, reasons = max(mapped.bound.cycles, limit.cycles), (mapped.bound.reason, limit.reason)
     data = mapped.tiles.tensors
-    return SpatialProgram(mapped.listing, machine, data, bound, limit.cycles, reasons, trace, mapped)
+    return SpatialProgram(mapped.listing, machine, data, bound, limit.cycles, reasons, trace, mapped, choice)

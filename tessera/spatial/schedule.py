@@ -8,6 +8,7 @@ schedule; small ones are searched for better orders.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Schedule:
     starts: dict[Step, int]
     lanes: dict[tuple[Step, Use], list[int]]  # which of several ports, arrays or engines
     cycles: int
+    every: int | None = None  # cycles after which the next run begins; None: after all of them
 
 
 SHAKES, WORTH = 60, 8000  # orders that are tried, at most; and the steps of all of them together
@@ -72,8 +74,8 @@ def schedule(steps: list[Step], machine: SpatialMachine, window: int = 0) -> Sch
     after = {s: s.after for s in steps}
     uses = {s: s.uses for s in steps}
     if window:
-        return _Pass(steps, machine, after, uses, {s: (0, s.number) for s in steps}, window).run()
-    return _Pass(steps, machine, after, uses, ranks(steps)).run()
+        return Pass(steps, machine, after, uses, {s: (0, s.number) for s in steps}, window).run()
+    return Pass(steps, machine, after, uses, ranks(steps)).run()
 
 
 def ranks(steps: list[Step]) -> dict[Step, tuple[int, int]]:
@@ -98,9 +100,9 @@ def polished(best: Schedule, machine: SpatialMachine, rounds: int = 3) -> Schedu
     after, uses = {s: s.after for s in steps}, {s: s.uses for s in steps}
     for _ in range(rounds):
         rank = {s: (0, -(current.starts[s] + ends[s])) for s in steps}
-        late = _Pass(steps[::-1], machine, back, mirrored, rank).run()
+        late = Pass(steps[::-1], machine, back, mirrored, rank).run()
         rank = {s: (0, -(late.starts[s] + ends[s])) for s in steps}
-        current = _Pass(steps, machine, after, uses, rank).run()
+        current = Pass(steps, machine, after, uses, rank).run()
         if current.cycles >= best.cycles:
             break
         best = current
@@ -117,14 +119,21 @@ def searched(best: Schedule, machine: SpatialMachine, least: int) -> Schedule:
             break
         reach = best.cycles * REACH[number % len(REACH)]
         rank = {s: (s.batch, best.starts[s] + int(chance.uniform(-reach, reach))) for s in steps}
-        tried = polished(_Pass(steps, machine, after, uses, rank).run(), machine)
+        tried = polished(Pass(steps, machine, after, uses, rank).run(), machine)
         if tried.cycles < best.cycles:
             best = tried
     return best
 
 
-class _Pass:
-    """Places steps one by one; of those that wait for nothing, the one of least rank."""
+class NoRoomError(Exception):
+    """No cycle of a round is free."""
+
+
+class Pass:
+    """Places steps one by one; of those that wait for nothing, the one of least rank. Whoever has waited for `round`
+    cycles in vain has seen all there is."""
+
+    round: float = math.inf
 
     def __init__(
         self, steps: list[Step], machine: SpatialMachine, after: After, uses: dict[Step, list[Use]],
@@ -162,14 +171,7 @@ class _Pass:
 
     def place(self, step: Step, at: int) -> None:
         uses = self.uses[step]
-        while True:
-            start = at
-            for use in uses:
-                start = self.free(use, start + use.offset) - use.offset
-            if start == at:
-                break
-            at = start
-        self.starts[step] = at
+        at = self.starts[step] = self.begin(step, at)
         for use in uses:
             lanes = self.table(use.resource)
             begin = at + use.offset
@@ -178,21 +180,38 @@ class _Pass:
                 lanes[i].hold(begin, begin + use.duration)
             self.lanes[step, use] = free
 
+    def begin(self, step: Step, at: int) -> int:
+        """The first cycle at which all is free."""
+        last = at + self.round
+        while at < last:
+            start = at
+            for use in self.uses[step]:
+                start = self.free(use, start + use.offset) - use.offset
+            if start == at:
+                return at
+            at = start
+        raise NoRoomError
+
     def free(self, use: Use, at: int) -> int:
         """The first cycle from which enough lanes are free."""
         lanes = self.table(use.resource)
         if len(lanes) == 1:
             return lanes[0].earliest(at, use.duration)
-        while True:
+        last = at + self.round
+        while at < last:
             times = sorted(lane.earliest(at, use.duration) for lane in lanes)
             if times[use.count - 1] == at:
                 return at
             at = times[use.count - 1]
+        raise NoRoomError
 
     def table(self, resource: Resource) -> list[Lane]:
         if (known := self.tables.get(resource)) is None:
-            known = self.tables[resource] = [Lane() for _ in range(capacity(resource, self.machine))]
+            known = self.tables[resource] = [self.lane() for _ in range(capacity(resource, self.machine))]
         return known
+
+    def lane(self) -> Lane:
+        return Lane()
 
 
 def capacity(resource: Resource, machine: SpatialMachine) -> int:

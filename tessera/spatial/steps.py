@@ -9,6 +9,7 @@ of what is read much later.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from tessera.ir.equation import NOWHERE, Source
@@ -80,6 +81,24 @@ class Step:
         """What it writes, and how many cycles after its start that begins."""
         parts = [(part, delay) for part, _, delay in self.arrivals]
         return parts if self.target is None else [*parts, (self.target, self.later)]
+
+
+Touch = tuple[Tile | str, int, int]  # a tile or a tensor at the host, from when to when after a step's start
+
+
+def once(step: Step, hosted: Collection[str]) -> Iterator[Touch]:
+    """What a step touches of which there is only one for all runs: what they keep, and tensors at the host that are
+    neither input nor output."""
+    parts = [(part, 0) for part in step.reads] + step.written()
+    for part, delay in parts:
+        if isinstance(tile := part.tile.buffer, Held) and tile.state:
+            yield tile, delay, delay + step.duration
+    names = () if step.host is None else (step.host[0],)
+    if step.host_call is not None:
+        names = (*step.host_call.results, *operands(step.host_call))
+    for name in names:
+        if name in hosted:
+            yield name, 0, step.duration
 
 
 class Steps:

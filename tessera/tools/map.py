@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from tessera.spatial.chain.api import ChainProgram
-from tessera.spatial.map import EFFORTS, map_onto
+from tessera.spatial.map import AIMS, EFFORTS, map_onto
 from tessera.spatial.watch.metrics import metrics
 from tessera.tools import spatial_report
 from tessera.tools.command import Command, json_argument, output_file, write_json
@@ -24,6 +24,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--machine", default="toy", help="its name, or a TOML file")
     parser.add_argument("--chips", type=int, default=1, help="how many to use")
     parser.add_argument("--cut", action="append", default=[], metavar="WORD=COUNT", help="tensor=2; many")
+    parser.add_argument("--aim", choices=AIMS, default="latency", help="short runs, or runs that overlap")
     parser.add_argument("--effort", choices=EFFORTS, default="normal", help="how many mappings are tried")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
     parser.add_argument(
@@ -44,8 +45,9 @@ def run(args: Namespace) -> int:
         raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
     model, example, _ = reader(args.source, {})
     program = map_onto(
-        model, *example, machine=args.machine, chips=args.chips, cut=_cut(args.cut), effort=args.effort, seed=args.seed
-    )
+        model, *example, machine=args.machine, chips=args.chips, cut=_cut(args.cut), aim=args.aim, effort=args.effort,
+        seed=args.seed,
+    )  # fmt: skip
     if isinstance(program, ChainProgram) and (args.metrics or args.report):
         raise OptionError("--metrics and --report: expected a model that is mapped whole, got a chain of blocks")
     if args.output:
@@ -56,7 +58,8 @@ def run(args: Namespace) -> int:
         Path(args.metrics).write_text(text, encoding="utf-8")
     if args.report:
         spatial_report.write(program, args.report)
-    facts = {"cycles": program.cycles, "bound": program.bound, "limit": program.limit, "summary": program.summary()}
+    facts = {"cycles": program.cycles, "bound": program.bound, "limit": program.limit}
+    facts |= {"interval": program.interval, "summary": program.summary()}
     if not write_json(args, facts):
         print(f"{args.output}: {program.summary()}" if args.output else program)
     return 0

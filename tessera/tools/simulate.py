@@ -30,6 +30,7 @@ def arguments(parser: ArgumentParser) -> None:
     data.add_argument("--inputs", metavar="FILE", help="run it on tensors that torch.save wrote as a list")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
     parser.add_argument("--jitter", type=int, metavar="SEED", help="let what travels arrive anywhere in its window")
+    parser.add_argument("--runs", type=int, default=1, help="how many; inputs then have a first dimension of so many")
     parser.add_argument("--perfetto", type=output_file, metavar="FILE", help="write what is busy when, for Perfetto")
     json_argument(parser)
 
@@ -40,8 +41,8 @@ def run(args: Namespace) -> int:
         raise OptionError("--perfetto: expected a listing, got a chain of blocks")
     try:
         if args.random or args.inputs:
-            inputs = _given(args.inputs) if args.inputs else random_inputs(input_types(program), args.seed)
-            report = simulate(program, *inputs, jitter=args.jitter).report
+            inputs = _given(args.inputs) if args.inputs else random_inputs(input_types(program), args.seed, args.runs)
+            report = simulate(program, *inputs, jitter=args.jitter, runs=args.runs).report
         else:
             report = cost(program, args.jitter)
         if args.perfetto and isinstance(program, Program):
@@ -74,18 +75,18 @@ def _given(path: str) -> list[torch.Tensor]:
     return list(tensors)
 
 
-def random_inputs(types: list[TensorType], seed: int) -> list[torch.Tensor]:
+def random_inputs(types: list[TensorType], seed: int, runs: int = 1) -> list[torch.Tensor]:
     """Normal numbers, or integers of -8 to 7; indices are 0, which is inside of every table."""
     generator = torch.Generator().manual_seed(seed)
     inputs = []
     for of in types:
-        dtype = getattr(torch, of.dtype)
+        dtype, shape = getattr(torch, of.dtype), of.shape if runs == 1 else (runs, *of.shape)
         if dtype.is_floating_point:
-            inputs.append(torch.randn(of.shape, generator=generator).to(dtype))
+            inputs.append(torch.randn(shape, generator=generator).to(dtype))
         elif of.dtype == "int8":
-            inputs.append(torch.randint(-8, 8, of.shape, generator=generator).to(dtype))
+            inputs.append(torch.randint(-8, 8, shape, generator=generator).to(dtype))
         else:
-            inputs.append(torch.zeros(of.shape, dtype=dtype))
+            inputs.append(torch.zeros(shape, dtype=dtype))
     return inputs
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from tessera.machines.find import spatial_machine
 from tessera.machines.spatial import SpatialMachine, read
+from tessera.ops.experts import experts
 
 
 class MLP(nn.Module):
@@ -57,6 +58,21 @@ class Block(nn.Module):
         a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(a.transpose(1, 2).reshape(batch, length, wide))
         return x + self.mlp(self.ln_2(x))
+
+
+class MoE(nn.Module):
+    """Each row goes to two of eight experts."""
+
+    def __init__(self, wide: int = 32, inner: int = 32, count: int = 8, capacity: float | None = None) -> None:
+        super().__init__()
+        self.router, self.capacity = nn.Linear(wide, count, bias=False), capacity
+        self.up, self.gate = (nn.Parameter(torch.randn(count, inner, wide) / wide**0.5) for _ in range(2))
+        self.down = nn.Parameter(torch.randn(count, wide, inner) / inner**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores, places = self.router(x).topk(2, -1)
+        shares = torch.softmax(scores, -1)
+        return x + experts(x, places, shares, self.up, self.down, self.gate, capacity=self.capacity)
 
 
 class Many(nn.Module):

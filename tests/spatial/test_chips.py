@@ -10,12 +10,13 @@ from torch import nn
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.bounds import interval
 from tessera.spatial.capture import captured
-from tessera.spatial.chips import Cut, shape, spread
+from tessera.spatial.chips import Cut, spread
 from tessera.spatial.graph import Constant, Input
 from tessera.spatial.listing.types import Send
 from tessera.spatial.map import map_onto
 from tessera.spatial.program import SpatialProgram
 from tessera.spatial.simulator.api import simulate
+from tessera.spatial.stage import shape
 from tessera.util.errors import OptionError
 from tests.spatial.nets import MLP, Attention, Block, Llama, toy
 
@@ -88,7 +89,7 @@ def test_late_links_change_nothing() -> None:
 
 def test_what_cannot_be_cut() -> None:
     x = torch.randn(4, 64)
-    with pytest.raises(OptionError, match="expected tensor, pipeline, batches"):
+    with pytest.raises(OptionError, match="expected tensor, experts, pipeline, batches"):
         map_onto(MLP(), x, machine=rack(), chips=4, cut={"tensors": 4})
     with pytest.raises(OptionError, match="to be 4 chips"):
         map_onto(MLP(), x, machine=rack(), chips=4, cut={"tensor": 2})

@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from tessera.spatial.capture import Captured
 from tessera.spatial.chain.blocks import Segment, Segments, segments
 from tessera.spatial.chain.layout import ChainLayout, Half
 from tessera.spatial.chain.parts import Mapper, Part, graph_of, handed_over
-from tessera.spatial.chips import Cut, block, chosen, fits
+from tessera.spatial.chips import Cut
 from tessera.spatial.errors import MapError
 from tessera.spatial.graph import Constant, Expression, Graph, Node
 from tessera.spatial.listing import ChainedProgram, container
@@ -30,6 +29,7 @@ from tessera.spatial.listing.chain import Chain, Run, print_chain
 from tessera.spatial.listing.types import Listing
 from tessera.spatial.placement import arranged
 from tessera.spatial.program import SpatialProgram
+from tessera.spatial.stage import fits, stage_of, stages_on
 from tessera.util.errors import OptionError
 from tessera.util.units import counted
 
@@ -47,6 +47,7 @@ class ChainProgram:
     limit: int
     reasons: tuple[str, str]  # of the bound and of the limit
     sources: Mapping[str, Source] = field(repr=False)  # the tensors of a run, by its name
+    choice: str = ""  # of the cut, where it was chosen
 
     @property
     def cycles(self) -> int:
@@ -54,12 +55,8 @@ class ChainProgram:
 
     @property
     def interval(self) -> int:
-        """Cycles between two results, where stages work on several at once: those of the chip that is busy longest."""
-        busy: Counter[int] = Counter()
-        for run in self.chain.runs:
-            for _, chip in run.chips:
-                busy[chip] += self.chain.parts[run.part].end
-        return max(busy.values())
+        """Cycles between two results, where stages work on several at once."""
+        return self.chain.every or self.cycles
 
     @property
     def program(self) -> ChainedProgram:
@@ -85,14 +82,14 @@ class ChainProgram:
             f"{self.cycles:,} cycles on {on} of {counted(len(self.chain.parts), 'part')}, "
             f"{self.cycles / self.bound:.2f} × bound {self.bound:,}, limit {self.limit:,}; a result every "
             f"{self.interval:,} cycles"
-        )
+        ) + (f"; cut: {self.choice}" if self.choice else "")
 
     def save(self, path: str | Path) -> None:
         """Write the chain, the machine and the data of each run as one `.spatial` file."""
         container.save(self.program, path)
 
 
-def chained(got: Captured, machine: SpatialMachine, chips: int, cut: Cut, seed: int) -> ChainProgram:
+def chained(got: Captured, machine: SpatialMachine, chips: int, cut: Cut, seed: int, choice: str = "") -> ChainProgram:
     """A model that has `cut.blocks` equal blocks. Stages stand behind each other, each with consecutive blocks and
     chips that hold parts of every tensor."""
     if cut.batches > 1:
@@ -101,17 +98,17 @@ def chained(got: Captured, machine: SpatialMachine, chips: int, cut: Cut, seed: 
         cut = shared_out(machine, chips, cut.blocks)
     if cut.pipeline > cut.blocks:
         raise OptionError(f"cut: expected 1 to {cut.blocks} stages for {cut.blocks} blocks, got {cut.pipeline}")
-    chain = _Chain(machine, cut.tensor, cut.pipeline, seed)
+    chain = _Chain(machine, cut, seed)
     cores = tuple(core for stage in chain.stages for chip in stage for core in machine.cores(chip))
     inputs = tuple(v.name for v in got.trace.inputs if v not in got.weights)
     of = segments(got, cut.blocks)
-    return chain.program(of, inputs, limit(_whole(of), machine, cores))
+    return replace(chain.program(of, inputs, limit(_whole(of), machine, cores)), choice=choice)
 
 
 def shared_out(machine: SpatialMachine, chips: int, blocks: int) -> Cut:
     """Stages that are filled most evenly; among such, those in which the fewest chips share a tensor."""
-    cuts = [Cut(chips // p, p, blocks=blocks) for p in range(min(chips, blocks), 0, -1) if chips % p == 0]
-    if not (cuts := [cut for cut in cuts if fits(machine, cut)]):
+    counts = [p for p in range(min(chips, blocks), 0, -1) if chips % p == 0 and fits(machine, chips // p, 1, p)]
+    if not (cuts := [Cut(tensor=chips // p, pipeline=p, blocks=blocks) for p in counts]):
         raise OptionError(f"cut: {chips} chips of {machine.key} make no stages of equal rectangles")
     return min(cuts, key=lambda cut: math.ceil(blocks / cut.pipeline) * cut.pipeline)
 
@@ -119,10 +116,10 @@ def shared_out(machine: SpatialMachine, chips: int, blocks: int) -> Cut:
 class _Chain:
     """Stages of chips, the parts that they run, and where these lie in memory."""
 
-    def __init__(self, machine: SpatialMachine, tensor: int, pipeline: int, seed: int) -> None:
+    def __init__(self, machine: SpatialMachine, cut: Cut, seed: int) -> None:
         self.machine, self.mapper = machine, Mapper(machine, seed)
-        self.size = block(machine, tensor)
-        self.stages = chosen(machine, self.size, pipeline)
+        self.stage = stage_of(machine, cut.tensor, cut.experts)
+        self.stages = stages_on(machine, self.stage, cut.pipeline)
         self.kinds = [_kind(machine, stage) for stage in self.stages]
         self.graphs: dict[tuple, Graph] = {}  # of a block, by the kind of its stage
         self.turns: dict[tuple, list[Part]] = {}  # ways to lay a block into memory, likewise
@@ -132,7 +129,7 @@ class _Chain:
         ways_before, ways_behind = self.ways("before", of.before, stages[0]), self.ways("behind", of.behind, stages[-1])
         for kind, stage in zip(kinds, stages, strict=True):
             if kind not in self.turns:
-                self.graphs[kind] = graph = graph_of(of.blocks[-1], self.machine, self.size, stage)
+                self.graphs[kind] = graph = graph_of(of.blocks[-1], self.machine, self.stage, stage)
                 self.turns[kind] = self.mapper.parts(f"block{len(self.turns) or ''}", graph, stage, both=True)
         over = self.handovers()
         every = [*ways_before, *ways_behind, *(p for turns in self.turns.values() for p in turns), *over.values()]
@@ -162,12 +159,12 @@ class _Chain:
                 part = over[_kind(self.machine, [*stage, *stages[s + 1]])]
                 run(f"over{s}", part.name, part, [*stage, *stages[s + 1]], dict)
         run("behind", "behind", behind, stages[-1], lambda: behind.tiles.tensors)
-        chain = Chain(inputs, parts, tuple(runs), at)
+        chain = Chain(inputs, parts, tuple(runs), at, _longest(runs, parts))
         reasons = "the longest way through each part", limit.reason
         return ChainProgram(chain, self.machine, max(least_cycles, limit.cycles), limit.cycles, reasons, sources)
 
     def ways(self, name: str, segment: Segment, stage: list[int]) -> list[Part]:
-        return self.mapper.parts(name, graph_of(segment, self.machine, self.size, stage), stage, both=True)
+        return self.mapper.parts(name, graph_of(segment, self.machine, self.stage, stage), stage, both=True)
 
     def handovers(self) -> dict[tuple, Part]:
         """From each stage to the next, by how their chips stand."""
@@ -199,7 +196,7 @@ class _Chain:
 
     def tensors(self, segment: Segment, part: Part, like: Graph) -> dict[str, torch.Tensor]:
         """What a part's listing names, of another block with the same program."""
-        graph = graph_of(segment, self.machine, self.size, list(part.ranks))
+        graph = graph_of(segment, self.machine, self.stage, list(part.ranks))
         if [_program(node) for node in graph.nodes] != [_program(node) for node in like.nodes]:
             raise MapError(f"blocks of {graph.name} differ in numbers that their program would have to hold")
         constants = {node.home.name: node for node in graph.nodes if isinstance(node, Constant)}
@@ -207,6 +204,16 @@ class _Chain:
             name: constants[name].data if name in constants else arranged(part.arranged[name], constants, t.dtype)
             for name, t in part.tiles.tensors.items()
         }
+
+
+def _longest(runs: list[Run], parts: Mapping[str, Listing]) -> int:
+    """Cycles that a chip is busy with one result, at most: after so many it is ready for the next."""
+    spans: dict[int, tuple[int, int]] = {}
+    for run in runs:
+        for _, chip in run.chips:
+            first, _ = spans.get(chip, (run.start, 0))
+            spans[chip] = first, run.start + parts[run.part].end
+    return max(last - first for first, last in spans.values())
 
 
 def _program(node: Node) -> tuple:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from tessera.ir.mesh import Mesh
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.chain.blocks import Segment
 from tessera.spatial.chips import partitioned, pays_twice, put
@@ -23,6 +22,7 @@ from tessera.spatial.maps import Map, whole
 from tessera.spatial.regions import regions_of
 from tessera.spatial.routes import Routes
 from tessera.spatial.schedule import Schedule, schedule
+from tessera.spatial.stage import Stage
 from tessera.spatial.steps import Step, Steps
 from tessera.spatial.tiles import Held, Tile, Tiles
 from tessera.spatial.tiling import Tiling
@@ -66,10 +66,10 @@ def is_common(tile: Tile) -> bool:
     return isinstance(tile, Held) and not tile.state and tile.tensor.startswith(f"{COMMON}_")
 
 
-def graph_of(segment: Segment, machine: SpatialMachine, size: tuple[int, int], chips: list[int]) -> Graph:
+def graph_of(segment: Segment, machine: SpatialMachine, stage: Stage, chips: list[int]) -> Graph:
     """A segment on the chips of a stage; where no weight can be cut, every chip computes all of it."""
-    got, mesh = segment.got, Mesh.of(down=size[0], across=size[1])
-    local = (partitioned(got, mesh, machine) if mesh.ranks > 1 else None) or got.trace
+    got, mesh = segment.got, stage.mesh
+    local = (partitioned(got, stage, machine) if mesh.ranks > 1 else None) or got.trace
     held = dict(zip(got.trace.inputs, local.inputs, strict=True))
     weights = {held[v]: of for v, of in got.weights.items()}
     twice = lambda nbytes, ranks: pays_twice(machine, nbytes, ranks)  # noqa: E731

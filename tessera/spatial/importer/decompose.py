@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-import tessera.spatial.importer.written_layers  # noqa: F401  (declares them)
+import tessera.spatial.importer.written_experts
+import tessera.spatial.importer.written_layers  # noqa: F401  (they declare them)
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Arg, Equation, substitute

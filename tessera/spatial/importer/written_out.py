@@ -42,7 +42,7 @@ def written_out(op: object) -> Written | None:
     return WRITTEN.get(aten_name(op) if space == "aten" else f"{space}.{aten_name(op)}")
 
 
-def _pairs(what: str, *counts: int) -> None:
+def compared(what: str, *counts: int) -> None:
     if math.prod(counts) > LARGEST:
         raise MapError(f"{what} compares {' × '.join(f'{n:,}' for n in counts)} elements: expected at most {LARGEST:,}")
 
@@ -59,7 +59,7 @@ def _sum_of_one(hit: Tensor, x: Tensor, dim: int = -1) -> Tensor:
 def _ranks(x: Tensor, descending: bool) -> Tensor:
     """The place of each element of a row when it is sorted; equals keep their order, and what is no number is last."""
     n = x.shape[-1]
-    _pairs("sorting", x.numel(), n)
+    compared("sorting", x.numel(), n)
     mine, other = x.unsqueeze(-1), x.unsqueeze(-2)
     before, same = (other > mine if descending else other < mine), other == mine
     if x.is_floating_point():
@@ -124,7 +124,7 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     if x.ndim == 0:
         return x.to(kind)
     rows, n = x.to(kind).movedim(dim, -1).unsqueeze(-2), x.shape[dim]
-    _pairs("cumsum", x.numel(), n)
+    compared("cumsum", x.numel(), n)
     upto = torch.ones(n, n, dtype=torch.bool).tril()
     return torch.where(upto, rows, torch.zeros((), dtype=kind)).sum(-1, dtype=kind).movedim(-1, dim)
 
@@ -144,7 +144,7 @@ def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: tor
 @written("cumprod")
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     rows, n = x.movedim(dim, -1).unsqueeze(-2), x.shape[dim]
-    _pairs("cumprod", x.numel(), n)
+    compared("cumprod", x.numel(), n)
     upto = torch.where(torch.ones(n, n, dtype=torch.bool).tril(), rows, torch.ones((), dtype=x.dtype))
     return prod(upto, -1, dtype=dtype).movedim(-1, dim)
 
@@ -159,7 +159,7 @@ def bucketize(
         return NotImplemented
     right = right or side == "right"
     x, bounds = (a, b) if name == "bucketize" else (b, a)
-    _pairs(name, x.numel(), bounds.shape[-1])
+    compared(name, x.numel(), bounds.shape[-1])
     bounds = bounds.unsqueeze(-2) if bounds.ndim > 1 else bounds
     below = bounds <= x.unsqueeze(-1) if right else bounds < x.unsqueeze(-1)
     return below.to(torch.int64).sum(-1).to(torch.int32 if out_int32 else torch.int64)
@@ -170,7 +170,7 @@ def histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor
     """Where the range is said; of the data's own range a bin's edges would be data."""
     if low >= high:
         return NotImplemented
-    _pairs("histc", x.numel(), bins)
+    compared("histc", x.numel(), bins)
     place = torch.minimum(((x - low) / (high - low) * bins).floor(), torch.full((), bins - 1.0, dtype=x.dtype))
     place = torch.where((x >= low) & (x <= high), place, torch.full((), -1.0, dtype=x.dtype)).reshape(1, -1)
     return (place == torch.arange(bins, dtype=x.dtype).unsqueeze(-1)).to(x.dtype).sum(-1)
@@ -228,7 +228,7 @@ def gather(x: Tensor, dim: int, places: Tensor, *, sparse_grad: bool = False) ->
 def _scattered(x: Tensor, dim: int, places: Tensor, source: Tensor, how: str) -> Tensor:
     """What each place of x ends as. Of several that are written to one place the last one stays."""
     dim, count = dim % x.ndim, x.shape[dim]
-    _pairs("scatter", places.numel(), count)
+    compared("scatter", places.numel(), count)
     source = source[tuple(slice(0, n) for n in places.shape)]
     at, new = (t.movedim(dim, -1).unsqueeze(-2) for t in (places, source))
     hit = at == torch.arange(count).unsqueeze(-1)  # […, count, written]

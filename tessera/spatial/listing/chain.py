@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from tessera.spatial.listing.expression import NAME
 from tessera.spatial.listing.parse import parse
-from tessera.spatial.listing.text import print_listing
+from tessera.spatial.listing.text import every_text, print_listing
 from tessera.spatial.listing.types import Listing
 from tessera.util.errors import ListingError
 
@@ -22,7 +22,7 @@ HEAD = "tessera spatial chain 1"
 COMMON = "common"  # tensors whose names begin so are the same in all runs of a part
 _INPUTS = re.compile(rf"inputs((?: {NAME})*) *")
 _RUN = re.compile(rf"run +@([0-9]{{1,15}}) +({NAME}) +({NAME}) +chips((?: [0-9]{{1,6}}>[0-9]{{1,6}})+) *")
-_END = re.compile(r"end ([0-9]{1,15}) *")
+_END = re.compile(r"end ([0-9]{1,15})(?: every ([0-9]{1,15}))? *")
 _PART = re.compile(rf"^part ({NAME})\n", re.M)
 
 
@@ -40,6 +40,7 @@ class Chain:
     parts: Mapping[str, Listing]
     runs: tuple[Run, ...]
     end: int
+    every: int | None = None  # cycles after which the first run may begin again; None: only when the last has ended
 
 
 def print_chain(chain: Chain) -> str:
@@ -47,7 +48,7 @@ def print_chain(chain: Chain) -> str:
     for run in chain.runs:
         chips = " ".join(f"{a}>{b}" for a, b in run.chips)
         lines.append(f"run  @{run.start}  {run.part}  {run.name}  chips {chips}")
-    lines.append(f"end {chain.end}")
+    lines.append(f"end {chain.end}{every_text(chain.every)}")
     for name, listing in chain.parts.items():
         lines += ["", f"part {name}", print_listing(listing).rstrip("\n")]
     return "\n".join([*lines, ""])
@@ -77,7 +78,8 @@ def parse_chain(text: str) -> Chain:
             listings[name] = parse(body)
         except ListingError as error:
             raise ListingError(f"part {name}: {error}") from None
-    return Chain(tuple(inputs[1].split()), listings, tuple(runs), int(end[1]))
+    every = None if end[2] is None else int(end[2])
+    return Chain(tuple(inputs[1].split()), listings, tuple(runs), int(end[1]), every)
 
 
 def _refuse(line: int, expected: str, got: str) -> NoReturn:

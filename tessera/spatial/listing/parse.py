@@ -51,14 +51,14 @@ _TYPE = r"([a-z0-9_]{1,20})\[([0-9, ]*)\]"
 _DATA = rf"( state)?(?: = ({NAME}(?:\[[0-9:, ]*\])?))?"
 _SRAM = re.compile(
     rf"  sram  +({NAME})  +{_TYPE}  +0x([0-9a-f]{{1,13}}) \+([0-9]{{1,15}})"
-    rf"  +(?:(always)|([0-9]{{1,15}})\.\.([0-9]{{1,15}})){_DATA} *"
+    rf"  +(?:(always)|([0-9]{{1,15}})\.\.([0-9]{{1,15}})(?: turns ([0-9]{{1,6}}))?){_DATA} *"
 )
 _DRAM = re.compile(rf"dram +({NAME}) +{_TYPE} +chip ([0-9]{{1,6}}){_DATA} *")
 _PLACE = re.compile(rf"(input|output|host) +({NAME}) +{_TYPE} *")
 _CORE = re.compile(r"(?:([0-9]{1,6}):)?([0-9]{1,6}),([0-9]{1,6})")
 _PAGE = re.compile(r"core ((?:[0-9]{1,6}:)?[0-9]{1,6},[0-9]{1,6}) *(?:# ?(.*))?")
 _MACHINE = re.compile(r"machine ([\w.-]{1,100}) ([0-9a-f]{64}) *")
-_END = re.compile(r"end ([0-9]{1,15}) *")
+_END = re.compile(r"end ([0-9]{1,15})(?: every ([0-9]{1,15}))? *")
 _SEND = re.compile(r"send (.+) to (.+)")
 _RECV = re.compile(r"recv (.+?) (\+= )?from (.+)")
 _LOAD = re.compile(r"load (.+) from dram\.(.+)")
@@ -91,6 +91,7 @@ class _Parser:
         buffers: list[Buffer] = []
         steps: list[Instruction] = []
         end: int | None = None
+        every: int | None = None
         for number, line in enumerate(self.lines[2:], 3):
             self.number = number
             if len(line) > LONGEST_LINE:
@@ -112,7 +113,7 @@ class _Parser:
                 pages.append(CorePage(read_core(match[1]), note=match[2] or "", line=number))
             elif match := _END.fullmatch(bare):
                 self.close(pages, buffers, steps)
-                end = int(match[1])
+                end, every = int(match[1]), None if match[2] is None else int(match[2])
             elif not pages and (match := _PLACE.fullmatch(bare)):
                 places[match[1]].append((match[2], self.type(match[3], match[4], least=match[1] == "host")))
             elif not pages and (match := _DRAM.fullmatch(bare)):
@@ -124,7 +125,7 @@ class _Parser:
         if end is None:
             raise _error(len(self.lines), "`end` and the program's duration; the file is cut off", "its end")
         inputs, outputs, hosted = map(tuple, places.values())
-        return Listing(*machine, inputs, outputs, tuple(pages), end, tuple(drams), hosted)
+        return Listing(*machine, inputs, outputs, tuple(pages), end, tuple(drams), hosted, every)
 
     def head(self) -> tuple[str, str]:
         if self.lines[0].rstrip() != HEAD:
@@ -170,7 +171,7 @@ class _Parser:
     def buffer(self, line: str) -> Buffer:
         if (match := _SRAM.fullmatch(line)) is None:
             self.refuse("`sram  name  type[shape]  0xADDRESS +size  from..to` or `always`, ` = tensor[slices]`", line)
-        name, dtype, shape, address, size, always, begin, end, state, source = match.groups()
+        name, dtype, shape, address, size, always, begin, end, turns, state, source = match.groups()
         lifetime = None if always else (int(begin), int(end))
         if lifetime is not None and (state or source):
             self.refuse("`always` for a buffer that is state or holds data before cycle 0", line)
@@ -178,8 +179,9 @@ class _Parser:
             self.refuse("` state`, or ` = ` and the tensor whose bytes it holds, after `always`", line)
         of = self.read(read_ref, source) if source else None
         return Buffer(
-            name, self.type(dtype, shape), int(address, 16), int(size), lifetime, state is not None, of, self.number
-        )
+            name, self.type(dtype, shape), int(address, 16), int(size), lifetime, state is not None, of,
+            1 if turns is None else int(turns), self.number,
+        )  # fmt: skip
 
     def type(self, dtype: str, shape: str, least: int = 1) -> TensorType:
         """At least so many bytes: what lies in memory has some, an input may have none."""

@@ -44,7 +44,11 @@ def print_listing(listing: Listing) -> str:
     lines += [f"dram    {_dram(of)}" for of in listing.drams]
     for page in listing.pages:
         lines += ["", print_page(page)]
-    return "\n".join([*lines, f"end {listing.end}", ""])
+    return "\n".join([*lines, f"end {listing.end}{every_text(listing.every)}", ""])
+
+
+def every_text(every: int | None) -> str:
+    return "" if every is None else f" every {every}"
 
 
 def print_page(page: CorePage) -> str:
@@ -66,6 +70,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _buffer(buffer: Buffer) -> tuple[str, ...]:
     alive = "always" if buffer.lifetime is None else f"{buffer.lifetime[0]}..{buffer.lifetime[1]}"
+    alive += f" turns {buffer.turns}" if buffer.turns > 1 else ""
     return (
         buffer.name,
         str(buffer.type),

@@ -164,7 +164,8 @@ Route = tuple[Core, ...]
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory of a core. `lifetime` is None for `always`; `source` is the tensor whose bytes it holds before cycle 0."""
+    """Memory of a core. `lifetime` is None for `always`; `source` is the tensor whose bytes it holds before cycle 0.
+    Runs that overlap have it at several places in turn."""
 
     name: str
     type: TensorType
@@ -173,6 +174,7 @@ class Buffer:
     lifetime: tuple[int, int] | None = None
     state: bool = False
     source: Ref | None = None
+    turns: int = 1
     line: int = field(default=0, compare=False)
 
 
@@ -221,3 +223,4 @@ class Listing:
     end: int
     drams: tuple[Dram, ...] = ()
     hosted: tuple[tuple[str, TensorType], ...] = ()  # tensors at the host that are neither input nor output
+    every: int | None = None  # cycles after which the next run may begin; None: only when this one has ended

@@ -53,6 +53,7 @@ def simulate(
     *inputs: torch.Tensor,
     state: Mapping[str, torch.Tensor] | None = None,
     jitter: int | None = None,
+    runs: int = 1,
 ) -> Simulation:
     """Run a program for a spatial machine on data, to the cycle, and forgive nothing.
 
@@ -60,6 +61,8 @@ def simulate(
     inputs   the program's inputs, in order
     state    what `Simulation.state` of an earlier run gave; otherwise the program's own
     jitter   a seed: what travels arrives at a random cycle of the machine's window
+    runs     how many, one behind the other or overlapping, as the program says; where there are several, inputs and
+             outputs have a first dimension of so many
     """
     taken = opened(program)
     names = taken.chain.inputs if isinstance(taken, ChainedProgram) else [name for name, _ in taken.listing.inputs]
@@ -77,15 +80,45 @@ def simulate(
     if jitter is not None and type(jitter) is not int:
         raise OptionError(f"simulate: expected jitter to be a whole number, the seed; got {jitter!r}")
     named = {name: given.detach().cpu() for name, given in zip(names, inputs, strict=True)}
+    turns = _turns(named, runs)
+    kept = state or {}
     if isinstance(taken, ChainedProgram):
-        return Simulation(*simulate_chain(taken, named, state or {}, jitter))
+        results, kept, report = simulate_chain(taken, turns, kept, jitter)
+    else:
+        results, kept, report = _simulate(taken, turns, kept, jitter)
+    outputs = results[0] if runs == 1 else tuple(torch.stack(each) for each in zip(*results, strict=True))
+    return Simulation(outputs, kept, report)
+
+
+def _turns(named: dict[str, torch.Tensor], runs: int) -> list[dict[str, torch.Tensor]]:
+    """The inputs of each run."""
+    if type(runs) is not int or runs < 1:
+        raise OptionError(f"simulate: expected 1 run or more, got {runs!r}")
+    if runs == 1:
+        return [named]
+    for name, given in named.items():
+        if given.ndim == 0 or given.shape[0] != runs:
+            raise InputError(f"simulate: expected {name} to be [{runs}, …], for {runs} runs; got {list(given.shape)}")
+    return [{name: given[run] for name, given in named.items()} for run in range(runs)]
+
+
+def _simulate(
+    taken: Program, turns: list[dict[str, torch.Tensor]], state: Mapping[str, torch.Tensor], jitter: int | None
+) -> tuple[list[tuple[torch.Tensor, ...]], Mapping[str, torch.Tensor], Report]:
+    """Run by run, also where they overlap: the checks have shown that none sees another but by what it keeps, and is
+    done with that when the next one comes."""
     for name, of in taken.listing.inputs:
-        check_input(name, of, named[name])
-    check_state(taken.listing, state or {})
+        for named in turns:
+            check_input(name, of, named[name])
+    check_state(taken.listing, state)
     known = judged(taken.listing, taken.machine, jitter)
-    run = Run(taken.machine, taken.listing, taken.data, named, state or {})
-    run.run(known.works, known.flows)
-    return Simulation(run.results(), run.state(), known.report)
+    results = []
+    for named in turns:
+        run = Run(taken.machine, taken.listing, taken.data, named, state)
+        run.run(known.works, known.flows)
+        results.append(run.results())
+        state = run.state()
+    return results, state, known.report.of_runs(len(turns), taken.listing.every or taken.listing.end)
 
 
 def cost(program: AnyProgram, jitter: int | None = None) -> Report:

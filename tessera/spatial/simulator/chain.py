@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -103,6 +103,14 @@ def _check_windows(chain: Chain) -> None:
             busy.setdefault(chip, []).append((run.start, run.start + chain.parts[run.part].end, run))
     for chip, windows in busy.items():
         windows.sort(key=lambda window: window[:2])
+        took = max(end for _, end, _ in windows) - windows[0][0]
+        if chain.every is not None and took > chain.every:
+            why = (
+                f"expected chip {chip} to be ready within {chain.every} cycles, when all begins again; it takes {took}"
+            )
+            raise Violation(
+                "unit", None, windows[-1][0], why, f"run {windows[0][2].name}", f"run {windows[-1][2].name}"
+            )
         for (_, end, one), (start, _, other) in itertools.pairwise(windows):
             if start < end:
                 why = f"expected one run at a time on chip {chip}"
@@ -156,31 +164,35 @@ def _alike(one: Buffer, other: Buffer) -> bool:
 
 
 def simulate_chain(
-    program: ChainedProgram, inputs: Tensors, state: Tensors, jitter: int | None = None
-) -> tuple[tuple[torch.Tensor, ...], Tensors, Report]:
-    """Run a chain on data. Out: its outputs; its state by the run's name and the tensor's, or by core and buffer; what
-    it cost."""
+    program: ChainedProgram, inputs: Sequence[Tensors], state: Tensors, jitter: int | None = None
+) -> tuple[list[tuple[torch.Tensor, ...]], Tensors, Report]:
+    """Run a chain on data, once for each of the inputs: while a later stage works on one, earlier stages work on the
+    next. Out: its outputs; its state by the run's name and the tensor's, or by core and buffer; what it cost."""
     chain, machine = program.chain, program.machine
     for listing in chain.parts.values():
         for name, of in listing.inputs:
-            if name in inputs:
-                check_input(name, of, inputs[name])
+            for given in inputs:
+                if name in given:
+                    check_input(name, of, given[name])
     parts = {name: judged(listing, machine, jitter) for name, listing in chain.parts.items()}
     _check(chain, machine)
     kept: dict[str, torch.Tensor] = dict(state)
-    outputs: dict[str, torch.Tensor] = {}
+    outputs: list[dict[str, torch.Tensor]] = [{} for _ in inputs]
     common: dict[tuple[str, str], torch.Tensor] = {}
-    for run in sorted(chain.runs, key=lambda run: run.start):
+    every = chain.every or chain.end
+    turns = [(turn * every + run.start, turn, run) for turn in range(len(inputs)) for run in chain.runs]
+    for _, turn, run in sorted(turns, key=lambda of: of[:2]):
         listing = chain.parts[run.part]
         names = _names(run, listing)
         before = {own: kept[name] for own, name in names.items() if name in kept}
         tensors = program.data(run.name)
         _check_common(run, tensors, common)
-        ran = DataRun(machine, listing, tensors, inputs, before)
+        ran = DataRun(machine, listing, tensors, inputs[turn], before)
         ran.run(parts[run.part].works, parts[run.part].flows)
-        outputs |= {name: value for (name, _), value in zip(listing.outputs, ran.results(), strict=True)}
+        outputs[turn] |= {name: value for (name, _), value in zip(listing.outputs, ran.results(), strict=True)}
         kept |= {names[own]: value for own, value in ran.state().items()}
-    return tuple(outputs.values()), kept, _report(chain, machine, {name: of.report for name, of in parts.items()})
+    cost = _report(chain, machine, {name: of.report for name, of in parts.items()})
+    return [tuple(of.values()) for of in outputs], kept, cost.of_runs(len(inputs), every)
 
 
 def _check_common(run: Run, tensors: Tensors, common: dict[tuple[str, str], torch.Tensor]) -> None:

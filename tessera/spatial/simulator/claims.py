@@ -7,12 +7,13 @@ instruction; a bank is read by one and written by one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.listing.types import Buffer, Recv, Send
 from tessera.spatial.simulator.flows import Flow
+from tessera.spatial.simulator.memory import distance
 from tessera.spatial.simulator.violation import Violation
 from tessera.spatial.simulator.work import UNIT, Work
 
@@ -93,23 +94,39 @@ def claims(
 
 
 def _banks(machine: SpatialMachine, work: Work, buffers: Mapping[str, Buffer]) -> set[str]:
+    """Of a buffer with several places, those of all."""
     size = machine.sram.bank_size
     names = set()
     for kind, tiles in (("read", work.reads), ("write", work.writes)):
         for tile in tiles:
-            first, last = (buffers[tile.ref.name].address + offset for offset in tile.extent)
-            names.update(f"{kind} of bank {bank}" for bank in range(first // size, last // size + 1))
+            buffer = buffers[tile.ref.name]
+            for place in range(buffer.turns):
+                at = buffer.address + place * distance(machine, buffer)
+                first, last = (at + offset for offset in tile.extent)
+                names.update(f"{kind} of bank {bank}" for bank in range(first // size, last // size + 1))
     return names
 
 
-def check_claims(held: Claims) -> None:
-    """The first meeting of all."""
+def check_claims(held: Claims, every: int | None) -> None:
+    """The first meeting of all, in one run or with the runs that begin before and behind it."""
     first: Violation | None = None
     for resource, users in held.items():
         users.sort(key=lambda claim: (claim.begin, claim.end))
-        for a, b in zip(users, users[1:], strict=False):
+        for a, b in _neighbours(users, every):
             if b.begin < a.end and (first is None or b.begin < first.cycle):
                 why = f"expected one user of {resource.name}; got two"
                 first = Violation(resource.kind, resource.core, b.begin, why, str(a.work.step), str(b.work.step))
     if first is not None:
         raise first
+
+
+def _neighbours(users: list[Claim], every: int | None) -> Iterable[tuple[Claim, Claim]]:
+    """Claims next to each other in time; where runs overlap, as each stands in a round of `every` cycles."""
+    if every is None:
+        return zip(users, users[1:], strict=False)
+    rounds = sorted(
+        (Claim(of.begin % every, of.begin % every + of.end - of.begin, of.work) for of in users),
+        key=lambda claim: (claim.begin, claim.end),
+    )
+    again = rounds[0]._replace(begin=rounds[0].begin + every, end=rounds[0].end + every)
+    return zip(rounds, [*rounds[1:], again], strict=True)

@@ -14,7 +14,7 @@ from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.listing.types import Listing, Load, Store, TensorType, ToHost
 from tessera.spatial.simulator.claims import Claims, check_claims, check_duration, check_names, claims
 from tessera.spatial.simulator.flows import Flow, flows
-from tessera.spatial.simulator.memory import Access, check_accesses, check_buffers, check_races
+from tessera.spatial.simulator.memory import Access, check_accesses, check_buffers, check_kept, check_races
 from tessera.spatial.simulator.report import Report, report
 from tessera.spatial.simulator.violation import Step, Violation
 from tessera.spatial.simulator.work import Work, Worker
@@ -45,6 +45,8 @@ def judged(listing: Listing, machine: SpatialMachine, jitter: int | None = None)
 
 def judge(listing: Listing, machine: SpatialMachine, jitter: int | None = None) -> Judged:
     _check_machine(listing, machine)
+    if listing.every is not None and listing.every < 1:
+        raise Violation("end", None, 0, "expected a run every cycle at most; it says every 0")
     hosted = dict(listing.hosted)
     places = {"input": dict(listing.inputs) | hosted, "output": dict(listing.outputs) | hosted, "host": hosted}
     pages = {page.core: page for page in listing.pages}
@@ -52,7 +54,7 @@ def judge(listing: Listing, machine: SpatialMachine, jitter: int | None = None) 
     of_core: dict[Core, list[Work]] = {}
     buffers = {page.core: {of.name: of for of in page.buffers} for page in listing.pages}
     for core, page in pages.items():
-        check_buffers(machine, core, page.buffers)
+        check_buffers(machine, core, page.buffers, listing.every)
         places["dram"] = {of.name: of.type for of in listing.drams if of.chip == core.chip}
         worker = Worker(machine, buffers[core], places)
         mine = of_core[core] = [worker.work(Step(core, instruction)) for instruction in page.instructions]
@@ -63,9 +65,9 @@ def judge(listing: Listing, machine: SpatialMachine, jitter: int | None = None) 
         works += mine
     paired = flows(machine, works, None if jitter is None else Random(jitter))
     held = claims(machine, works, paired, buffers)
-    check_claims(held)
+    check_claims(held, listing.every)
     for core, mine in of_core.items():
-        check_accesses(core, buffers[core], mine)
+        check_accesses(core, buffers[core], mine, listing.every)
     _check_outside(listing, works)
     end = max((work.end for work in works), default=0)
     if listing.end != end:
@@ -122,8 +124,10 @@ def _check_outside(listing: Listing, works: list[Work]) -> None:
                 touched.setdefault(("dram" if off_chip else "host", of.ref.name), []).append(access)
             if writes and not off_chip:
                 sent[of.ref.name] += of.bytes
-    for accesses in touched.values():
+    for (place, name), accesses in touched.items():
         check_races(accesses)
+        if listing.every is not None:
+            check_kept(None, f"{place}.{name}", accesses, listing.every)
     for name, of in listing.outputs + listing.hosted:
         _check_sent(name, of, sent[name], listing.end)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tessera.machines.spatial import Core, SpatialMachine
@@ -22,7 +22,13 @@ def life(buffer: Buffer) -> tuple[float, float]:
     return (-1, math.inf) if buffer.lifetime is None else buffer.lifetime
 
 
-def check_buffers(machine: SpatialMachine, core: Core, buffers: Sequence[Buffer]) -> None:
+def distance(machine: SpatialMachine, buffer: Buffer) -> int:
+    """From one place of a buffer to its next."""
+    return -(-buffer.size // machine.sram.align) * machine.sram.align
+
+
+def check_buffers(machine: SpatialMachine, core: Core, buffers: Sequence[Buffer], every: int | None) -> None:
+    ends = {id(of): of.address + (of.turns - 1) * distance(machine, of) + of.size for of in buffers}
     for buffer in buffers:
         begin = int(max(0, life(buffer)[0]))
         wrong = ""
@@ -30,21 +36,54 @@ def check_buffers(machine: SpatialMachine, core: Core, buffers: Sequence[Buffer]
             wrong = f"expected {buffer.type.bytes} bytes of {buffer.type}; got {buffer.size}"
         elif buffer.address % machine.sram.align:
             wrong = f"expected an address that {machine.sram.align} divides; got 0x{buffer.address:x}"
-        elif buffer.address + buffer.size > machine.sram.size:
-            wrong = f"expected an end within {machine.sram.size} bytes; got {buffer.address + buffer.size}"
+        elif ends[id(buffer)] > machine.sram.size:
+            wrong = f"expected an end within {machine.sram.size} bytes; got {ends[id(buffer)]}"
         elif life(buffer)[0] >= life(buffer)[1]:
             wrong = "expected a lifetime that ends after it begins"
+        elif buffer.turns < 1 or (buffer.turns > 1 and every is None):
+            wrong = "expected places in turn where runs overlap, and one at least"
+        elif every is not None and buffer.lifetime is not None and not _in_turn(buffer, every):
+            wrong = f"expected places for a lifetime of {life(buffer)[1] - life(buffer)[0]}, with a run every {every}"
         if wrong:
             raise Violation("buffer", core, begin, wrong, buffer_text(core, buffer))
-    alive: list[Buffer] = []
-    for buffer in sorted(buffers, key=lambda of: life(of)[0]):
-        begin = life(buffer)[0]
-        alive = [of for of in alive if life(of)[1] > begin]
-        for other in alive:
-            if buffer.address < other.address + other.size and other.address < buffer.address + buffer.size:
+    alive: list[tuple[float, Buffer]] = []
+    for begin, end, buffer in sorted(_lives(buffers, every), key=lambda of: of[0]):
+        alive = [(until, of) for until, of in alive if until > begin]
+        for _, other in alive:
+            if buffer.address < ends[id(other)] and other.address < ends[id(buffer)]:
                 parties = buffer_text(core, other), buffer_text(core, buffer)
                 raise Violation("overlap", core, int(max(0, begin)), "expected bytes of its own", *parties)
-        alive.append(buffer)
+        alive.append((end, buffer))
+
+
+def _in_turn(buffer: Buffer, every: int) -> bool:
+    begin, end = life(buffer)
+    return end - begin <= buffer.turns * every
+
+
+def _lives(buffers: Sequence[Buffer], every: int | None) -> Iterator[tuple[float, float, Buffer]]:
+    """When buffers have their bytes; where runs overlap in a round of `every` cycles, and what has several places
+    always."""
+    for buffer in buffers:
+        begin, end = life(buffer)
+        if every is None or buffer.lifetime is None:
+            yield begin, end, buffer
+        elif buffer.turns > 1:
+            yield 0, every, buffer
+        else:
+            first = begin % every
+            yield first, min(first + end - begin, every), buffer
+            if first + end - begin > every:
+                yield 0, first + end - begin - every, buffer
+
+
+def check_kept(core: Core | None, name: str, accesses: Sequence[Access], every: int) -> None:
+    """What there is only once, and is written, is done with before the next run comes to it."""
+    first, last = min(accesses, key=lambda of: of.begin), max(accesses, key=lambda of: of.end)
+    if any(of.writes for of in accesses) and last.end - first.begin > every:
+        why = f"expected {name} to be done with within {every} cycles, when the next run comes; it takes"
+        took = last.end - first.begin
+        raise Violation("race", core, last.begin, f"{why} {took}", str(first.work.step), str(last.work.step))
 
 
 class Access(NamedTuple):
@@ -55,7 +94,7 @@ class Access(NamedTuple):
     work: Work
 
 
-def check_accesses(core: Core, buffers: Mapping[str, Buffer], works: Sequence[Work]) -> None:
+def check_accesses(core: Core, buffers: Mapping[str, Buffer], works: Sequence[Work], every: int | None) -> None:
     touched: dict[str, list[Access]] = defaultdict(list)
     for work in works:
         _check_own(work)
@@ -71,8 +110,10 @@ def check_accesses(core: Core, buffers: Mapping[str, Buffer], works: Sequence[Wo
                         "constant", "expected a buffer that is not `always`", buffer_text(core, buffer)
                     )
                 touched[tile.ref.name].append(Access(work.begin, work.end, writes, tile, work))
-    for accesses in touched.values():
+    for name, accesses in touched.items():
         check_races(accesses)
+        if every is not None and buffers[name].lifetime is None:
+            check_kept(core, name, accesses, every)
 
 
 def check_races(accesses: list[Access]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.listing.types import FromHost, Hosted, Load, Send, Store, ToHost
@@ -31,6 +31,19 @@ class Report:
     @property
     def joules(self) -> float | None:
         return None if self.energy is None else sum(self.energy.values()) * 1e-12
+
+    def of_runs(self, count: int, every: int) -> Report:
+        """Of so many runs, each so many cycles after the one before it."""
+        if count == 1:
+            return self
+        cycles = self.cycles + (count - 1) * every
+        times = lambda of: {name: count * value for name, value in of.items()}  # noqa: E731
+        return replace(
+            self, cycles=cycles, seconds=self.seconds * cycles / max(self.cycles, 1),
+            instructions=count * self.instructions, busy=times(self.busy), macs=times(self.macs),
+            bytes=times(self.bytes), energy=None if self.energy is None else times(self.energy),
+            host={op: times(of) for op, of in self.host.items()},
+        )  # fmt: skip
 
     def utilisation(self) -> dict[str, float]:
         """The share of the program's time in which a unit, a port, a bank or a link is busy."""
