@@ -8,7 +8,8 @@ sizes, on the meta device. A weight that several stages read is updated by one o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,7 @@ from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.users_line import at_users_line
 from tessera.ir.equation import Value
+from tessera.ir.record import user_line
 from tessera.just_in_time.backend import GraphRecord
 from tessera.just_in_time.sharded import batch_key
 from tessera.pipeline.pipelined import Piped, microbatches, same_lines, with_counts
@@ -33,8 +35,8 @@ from tessera.training.pipelined_program import PipelinedCompilation
 from tessera.training.run import Settings
 from tessera.training.sharded import ShardedStep
 from tessera.training.sharded_program import Recipe, loss_place
-from tessera.transforms.pipelined.counts import counted
 from tessera.transforms.pipelined.places import Held
+from tessera.transforms.pipelined.whole_loss import written
 from tessera.util.errors import OptionError
 
 
@@ -85,13 +87,28 @@ class PipelinedStep(ShardedStep):
     def _captured(self, what: tuple, batch: tuple, named: dict, leaves: list) -> tuple[Forward, Layout]:
         if what not in self.captures:
             sharding, model = self.sharding, self.model
-            whole = sharding.whole_batch(leaves, what[0])
-            forward = capture(
-                model, self.loss_fn, batch, named, whole, sharding.watched(model), regions=sharding.regions
-            )
-            forward = _over_all(forward)
+
+            def captured(microbatches: int) -> Forward:
+                types, watched = sharding.whole_batch(leaves, microbatches), sharding.watched(model)
+                return capture(model, self.loss_fn, batch, named, types, watched, regions=sharding.regions)
+
+            forward = captured(what[0])
+            if what[0] > 1:
+                forward = _over_all(forward, captured(1), what[0])
+                self._warn_of(forward.alone)
             self.captures[what] = forward, sharding.settle(model, forward)
         return self.captures[what]
+
+    def _warn_of(self, alone: Sequence[str]) -> None:
+        """Once, on the first rank."""
+        if alone and self.sharding.device_mesh.get_rank() == 0:
+            more = f" (and {len(alone) - 1} more, which explain names)" if len(alone) > 1 else ""
+            warnings.warn(
+                f"{user_line()}: train_step: over a pipeline {alone[0]} sees the rows of one microbatch{more}, so the "
+                "loss and its gradients are not those of the whole batch; expected rows that are looked at each alone, "
+                "and sums, means or counts of them",
+                stacklevel=2,
+            )
 
     @at_users_line
     def _prepare(self, forward: Forward, lies: Layout, microbatches: int) -> _Program:  # type: ignore[override]
@@ -118,14 +135,14 @@ class PipelinedStep(ShardedStep):
         return _Program(self, forward, compilation, lies)
 
 
-def _over_all(forward: Forward) -> Forward:
-    """Means of the loss are over what counts in all microbatches."""
-    loss = forward.outputs[loss_place(forward)]
-    found = counted(forward.trace, forward.batch, loss, forward.buffers.values())
-    if found is None:
-        return forward
+def _over_all(forward: Forward, whole: Forward, microbatches: int) -> Forward:
+    """The mean of the microbatches' losses is the loss of the whole batch."""
+    found = written(forward.trace, whole.trace, microbatches, forward.batch, forward.buffers.values())
     more = found.trace.inputs[len(forward.trace.inputs) :]
-    return replace(forward, trace=found.trace, batch=(*forward.batch, *more), counts=found.counts)
+    alone = tuple(f"{seen.operator} at {seen.source}" for seen in found.seen)
+    return replace(
+        forward, trace=found.trace, batch=(*forward.batch, *more), counts=found.counts, alone=alone
+    )  # fmt: skip
 
 
 class _Program:
