@@ -88,7 +88,25 @@ def shares(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
     return (each * (mask / mask.sum())).sum() * mask.mean() + 1 - 0.5 * few
 
 
-@pytest.mark.parametrize("loss", [summed, of_sizes, shares])
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:  # noqa: ANN001
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, ct: Tensor) -> Tensor:  # noqa: ANN001
+        return 2 * ct
+
+
+def of_last(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    """One token of each row, through a function with a derivative of its own, and a part that is written in place."""
+    x = Doubled.apply(model(ids))[torch.arange(ids.shape[0]), (labels >= 0).sum(1) - 1]
+    with torch.no_grad():
+        x *= 0.5
+    return x.square().sum() / 7
+
+
+@pytest.mark.parametrize("loss", [summed, of_sizes, shares, of_last])
 @pytest.mark.parametrize("words", [("1f1b",), pytest.param(("zero3", "1f1b"), marks=pytest.mark.sweep)], ids="·".join)
 def test_sums_and_shares(loss, words: tuple[str, ...], recwarn: pytest.WarningsRecorder) -> None:
     torch.manual_seed(0)

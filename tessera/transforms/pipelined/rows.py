@@ -11,16 +11,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.equation import Equation, Source, Value
 from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ops.custom import AUTOGRAD_FUNCTION, ONCE
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import Factors, arguments, tensors
 from tessera.ops.factors.tried import tried
 from tessera.util.names import names
 
 OVER_CLASSES = names("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d nll_loss_forward multi_margin_loss")
+AS_IT_IS = (KEEP_GRAD, ONCE)  # of our own operators, those that change no number
 NONE, MEAN, SUM = 0, 1, 2  # what losses call `reduction`
 
 
@@ -59,18 +62,27 @@ class Rows:
 
 def aligned(part: Trace, whole: Trace, count: int) -> Rows | None:
     """Values of the two meet by their order; None where the program depends on how many rows there are."""
-    if len(part.equations) != len(whole.equations) or len(part.constants) != len(whole.constants):
-        return None
-    rows = Rows(count, dict(zip((*part.inputs, *part.constants), (*whole.inputs, *whole.constants), strict=True)))
-    for a, b in zip(part.equations, whole.equations, strict=True):
-        there = [rows.whole.get(v) for v in a.inputs()]
-        if a.op != b.op or there != list(b.inputs()) or len(a.outputs) != len(b.outputs):
-            return None
-        pairs = [(v, w) for v, w in zip(a.outputs, b.outputs, strict=True) if v is not None and w is not None]
-        rows.whole.update(pairs)
-        if not all(_fits(v, w, count) for v, w in pairs):
-            return None
-    return rows
+    rows = Rows(count)
+    return rows if _meet(part, whole, rows) else None
+
+
+def _meet(part: Trace, whole: Trace, rows: Rows) -> bool:
+    pairs = [((*part.inputs, *part.constants), (*whole.inputs, *whole.constants))]
+    for a, b in zip(part.equations, whole.equations, strict=False):
+        subs = list(zip(_forward(a), _forward(b), strict=False))
+        if a.op != b.op or len(a.inputs()) != len(b.inputs()) or not all(_meet(*sub, rows) for sub in subs):
+            return False
+        pairs += [(a.inputs(), b.inputs()), (a.results(), b.results())]
+    if len(part.equations) != len(whole.equations) or not all(len(a) == len(b) for a, b in pairs):
+        return False
+    every = [(v, w) for a, b in pairs for v, w in zip(a, b, strict=True)]
+    return all(_fits(v, w, rows.count) and rows.whole.setdefault(v, w) is w for v, w in every)
+
+
+def _forward(eqn: Equation) -> list[Trace]:
+    """The sub-traces that an equation runs; of a function with a derivative of its own, the function."""
+    subs = [a for a in eqn.args if isinstance(a, Trace)]
+    return subs[:1] if eqn.op is AUTOGRAD_FUNCTION else subs
 
 
 def _fits(v: Value, w: Value, count: int) -> bool:
@@ -88,10 +100,17 @@ def how(eqn: Equation, whole: Equation, rows: Rows) -> How:
         if classes or any(len(dims) > 1 for dims in given):
             return How.TOGETHER
         return {NONE: How.APART, MEAN: How.MEAN, SUM: How.SUM}.get(reduction, How.TOGETHER)
-    if draws(whole.op, whole.args, whole.kwargs):
+    if draws(whole.op, whole.args, whole.kwargs) or whole.op in AS_IT_IS:
         return How.APART
+    if subs := list(zip(_forward(eqn), _forward(whole), strict=True)):
+        return How.APART if all(_all_apart(*sub, rows) for sub in subs) else How.TOGETHER
     rule = factors_of(whole) or tried(whole)
     return How.TOGETHER if rule is None else _by_rule(rule, eqn, given, rows)
+
+
+def _all_apart(part: Trace, whole: Trace, rows: Rows) -> bool:
+    pairs = zip(part.equations, whole.equations, strict=True)
+    return all(how(a, b, rows) == How.APART for a, b in pairs if rows.has(a.inputs()))
 
 
 def _by_rule(rule: Factors, eqn: Equation, given: Sequence[list[int]], rows: Rows) -> How:

@@ -109,7 +109,7 @@ class _Walk:
                 self.counts_from(eqn)
                 self.scaled(eqn, _quotient(eqn, whole))
         for buffer, v in trace.mutations.items():
-            if v in self.touched and (maker := self.rewrite.makers.get(v)) is not None:
+            if (maker := self.rewrite.makers.get(v)) is not None:
                 self.note(maker, f"{buffer.name}, which every microbatch writes,")
         renamed = {v: self.times(v) for v in dict.fromkeys(values_in(trace.outputs)) if self.scale_of(v) != ONE}
         outputs = map_values(trace.outputs, lambda v: renamed.get(v, self.rewrite.renamed.get(v, v)))
