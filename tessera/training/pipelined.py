@@ -8,13 +8,13 @@ sizes, on the meta device. A weight that several stages read is updated by one o
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from tessera.distributed.alone import warned
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.channel import GroupChannel
 from tessera.distributed.once import meet
@@ -23,7 +23,6 @@ from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.users_line import at_users_line
 from tessera.ir.equation import Value
-from tessera.ir.record import user_line
 from tessera.just_in_time.backend import GraphRecord
 from tessera.just_in_time.sharded import batch_key
 from tessera.pipeline.pipelined import Piped, microbatches, same_lines, with_counts
@@ -94,21 +93,17 @@ class PipelinedStep(ShardedStep):
 
             forward = captured(what[0])
             if what[0] > 1:
-                forward = _over_all(forward, captured(1), what[0])
-                self._warn_of(forward.alone)
+                forward = self._over_all(forward, captured(1), what[0])
             self.captures[what] = forward, sharding.settle(model, forward)
         return self.captures[what]
 
-    def _warn_of(self, alone: Sequence[str]) -> None:
-        """Once, on the first rank."""
-        if alone and self.sharding.device_mesh.get_rank() == 0:
-            more = f" (and {len(alone) - 1} more, which explain names)" if len(alone) > 1 else ""
-            warnings.warn(
-                f"{user_line()}: train_step: over a pipeline {alone[0]} sees the rows of one microbatch{more}, so the "
-                "loss and its gradients are not those of the whole batch; expected rows that are looked at each alone, "
-                "and sums, means or counts of them",
-                stacklevel=2,
-            )
+    def _over_all(self, forward: Forward, whole: Forward, microbatches: int) -> Forward:
+        """The mean of the microbatches' losses is the loss of the whole batch."""
+        found = written(forward.trace, whole.trace, microbatches, forward.batch, forward.buffers.values())
+        more = found.trace.inputs[len(forward.trace.inputs) :]
+        alone = warned(found.seen, "train_step", "the loss", self.sharding.device_mesh)
+        batch = (*forward.batch, *more)
+        return replace(forward, trace=found.trace, batch=batch, counts=found.counts, alone=alone)
 
     @at_users_line
     def _prepare(self, forward: Forward, lies: Layout, microbatches: int) -> _Program:  # type: ignore[override]
@@ -133,16 +128,6 @@ class PipelinedStep(ShardedStep):
         )  # fmt: skip
         self.backend.graphs.append(GraphRecord(name, "", compilation))
         return _Program(self, forward, compilation, lies)
-
-
-def _over_all(forward: Forward, whole: Forward, microbatches: int) -> Forward:
-    """The mean of the microbatches' losses is the loss of the whole batch."""
-    found = written(forward.trace, whole.trace, microbatches, forward.batch, forward.buffers.values())
-    more = found.trace.inputs[len(forward.trace.inputs) :]
-    alone = tuple(f"{seen.operator} at {seen.source}" for seen in found.seen)
-    return replace(
-        forward, trace=found.trace, batch=(*forward.batch, *more), counts=found.counts, alone=alone
-    )  # fmt: skip
 
 
 class _Program:

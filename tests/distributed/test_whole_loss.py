@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from all_ranks import assert_equal, train_mesh
 from models import GPT, VOCABULARY, token_batches
 from pipe_steps import pipelined_step
-from steps import train_whole
+from steps import pretended, train_whole
 from strategies import plan_of
 from torch import Tensor, nn
 
@@ -135,6 +135,21 @@ def test_what_sees_a_microbatch_alone_is_named(loss) -> None:
     with pytest.warns(UserWarning, match=r"over a pipeline aten\.\S+ .*test_whole_loss.py:\d+.* one microbatch"):
         step, _ = pipelined_step(model, loss, batch, {"pp": 2}, {"pp": "1f1b"}, microbatches=2)
     assert "sees the rows of a microbatch alone: aten." in str(tessera.explain(step))
+
+
+class Centred(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self[0](x)
+        return self[1](y - y.mean(0))
+
+
+def test_a_call_says_so_too() -> None:
+    model = Centred(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pretended({"pp": 2}) as mesh:
+        fast = tessera.jit(model, mesh=mesh, plan="1f1b", microbatches=2, executors="aten")
+        with pytest.warns(UserWarning, match=r"jit: over a pipeline aten.sub.\S+ at \S*test_whole_loss.py:\d+"):
+            fast(torch.ones(4, 4))
+        assert "sees the rows of a microbatch alone: aten.sub" in str(tessera.explain(fast))
 
 
 def test_a_mean_over_all_places_is_left_alone() -> None:
