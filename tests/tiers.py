@@ -45,6 +45,7 @@ SWEEPS: dict[str, int] = {
     "distributed/test_pipelined_steps.py::test_a_pipeline_is_accumulation_bit_for_bit": 2,
     "distributed/test_pipelined_steps.py::test_alone": 2,
     "distributed/test_whole_loss.py::test_means_over_what_counts": 3,
+    "distributed/test_whole_loss.py::test_what_sees_a_microbatch_alone_is_named": 2,
     "distributed/test_packed_weights.py::test_trains_alike_and_gathers_no_rows": 2,
     "distributed/test_ctc_meshes.py::test_trains_alike": 2,
     "distributed/test_experts.py::test_gradients": 2,

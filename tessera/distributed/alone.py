@@ -15,8 +15,10 @@ from tessera.transforms.pipelined.rows import Seen
 
 
 def warned(seen: Sequence[Seen], call: str, results: str, mesh: DeviceMesh) -> tuple[str, ...]:
-    lines = tuple(f"{what.operator} at {what.source}" for what in seen)
-    if lines and mesh.get_rank() == 0:
+    lines: tuple[str, ...] = tuple(
+        f"{what.operator} at {what.source}" if what.source.file else what.operator for what in seen
+    )
+    if seen and mesh.get_rank() == 0:
         more = f" (and {len(lines) - 1} more, which explain names)" if len(lines) > 1 else ""
         warnings.warn(
             f"{user_line()}: {call}: over a pipeline {lines[0]} sees the rows of one microbatch{more}, so {results} "

@@ -106,11 +106,19 @@ def of_last(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
     return x.square().sum() / 7
 
 
-@pytest.mark.parametrize("loss", [summed, of_sizes, shares, of_last])
+def twice(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    """Each row beside itself backwards, in one call; neighbours, and rows behind the sequence."""
+    one, other = model(torch.cat([ids, ids.flip(1)])).chunk(2)
+    first, second = one.transpose(0, 1).flatten(0, 1).view(ids.shape[1], -1, 2, VOCABULARY).unbind(2)
+    return (one - other).square().mean() + (first * second).mean()
+
+
+@pytest.mark.parametrize("loss", [summed, of_sizes, shares, of_last, twice])
 @pytest.mark.parametrize("words", [("1f1b",), pytest.param(("zero3", "1f1b"), marks=pytest.mark.sweep)], ids="·".join)
 def test_sums_and_shares(loss, words: tuple[str, ...], recwarn: pytest.WarningsRecorder) -> None:
     torch.manual_seed(0)
-    model, batches, plan = GPT(2).double(), ignored(2), plan_of(words)
+    batches = [[x.repeat(3, 1) for x in batch] for batch in ignored(2)]
+    model, plan = GPT(2).double(), plan_of(words)
     mine = train_mesh(model, loss, batches, dict.fromkeys(plan, 2), plan)
     assert_equal(mine, train_whole(model, loss, batches, "adam", None))
     assert not any("microbatch" in str(w.message) for w in recwarn)
@@ -125,6 +133,8 @@ ROWS_TOGETHER = {
     "largest": lambda model, ids: model(ids).flatten().topk(5).values.mean(),
     "off the mean": lambda model, ids: (x := model(ids)).sub(x.mean(0)).square().mean(),
     "first row": lambda model, ids: model(ids)[0].square().mean(),
+    "halves": lambda model, ids: (x := model(ids).view(2, ids.shape[0] // 2, -1))[0].sub(x[1]).square().mean(),
+    "slices": lambda model, ids: (x := model(ids))[: ids.shape[0] // 2].mul(x[ids.shape[0] // 2 :]).mean(),
     "places": lambda model, ids: (model(ids).mean((1, 2)) * torch.arange(ids.shape[0])).mean(),
 }  # fmt: skip
 

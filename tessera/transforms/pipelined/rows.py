@@ -3,16 +3,21 @@
 In: the same program captured twice, over a microbatch and over the whole batch. A dimension is one of rows where it is
 longer in the whole. Out: which values have rows, and of an equation whether rows stay apart, are added up, or averaged;
 or that a row sees others, so that a microbatch alone does not know what the whole batch would give.
+
+Which rows meet depends on their order: where a dimension is made of `blocks` that each hold the batch's rows, as two
+that were joined or sequences before rows, a microbatch has its rows of each block.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.equation import Equation, Source, Value
+from tessera.ir.placement import Mark
 from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -23,6 +28,7 @@ from tessera.ops.factors.tried import tried
 from tessera.util.names import names
 
 OVER_CLASSES = names("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d nll_loss_forward multi_margin_loss")
+ALONG = names("cat split split_with_sizes chunk slice narrow")
 AS_IT_IS = (KEEP_GRAD, ONCE)  # of our own operators, those that change no number
 NONE, MEAN, SUM = 0, 1, 2  # what losses call `reduction`
 
@@ -48,6 +54,7 @@ class Rows:
 
     count: int  # of microbatches
     whole: dict[Value, Value] = field(default_factory=dict)
+    blocks: dict[Value, int] = field(default_factory=dict)  # of a dimension of rows, where there are several
 
     def dims(self, v: Value) -> list[int]:
         """The dimensions of rows."""
@@ -104,6 +111,8 @@ def how(eqn: Equation, whole: Equation, rows: Rows) -> How:
         return How.APART
     if subs := list(zip(_forward(eqn), _forward(whole), strict=True)):
         return How.APART if all(_all_apart(*sub, rows) for sub in subs) else How.TOGETHER
+    if eqn.opname in ALONG and given[0] == [dim := arguments(eqn).get("dim", 0) % max(tensors(eqn)[0].ndim, 1)]:
+        return _joined(eqn, dim, rows) if eqn.opname == "cat" else _pieces(eqn, whole, dim, rows)
     rule = factors_of(whole) or tried(whole)
     return How.TOGETHER if rule is None else _by_rule(rule, eqn, given, rows)
 
@@ -113,17 +122,61 @@ def _all_apart(part: Trace, whole: Trace, rows: Rows) -> bool:
     return all(how(a, b, rows) == How.APART for a, b in pairs if rows.has(a.inputs()))
 
 
-def _by_rule(rule: Factors, eqn: Equation, given: Sequence[list[int]], rows: Rows) -> How:
-    pairs = zip(eqn.outputs, rule.results, strict=True)
-    results = [(v, dims) for v, dims in pairs if v is not None and dims is not None]
-    sides = [*zip(given, rule.operands, strict=True), *((rows.dims(v), dims) for v, dims in results)]
-    factors = {dims[d][0] for there, dims in sides for d in there if len(dims[d]) == 1}
-    if len(factors) > 1 or factors & rule.whole:
+def _joined(eqn: Equation, dim: int, rows: Rows) -> How:
+    """Rows behind rows."""
+    parts = [(rows.dims(v), v.shape[dim], rows.blocks.get(v, 1)) for v in tensors(eqn)]
+    if any(part != parts[0] for part in parts):
         return How.TOGETHER
-    kept = rows.has(eqn.results())
-    if all(rows.dims(v) for v, _ in results):
+    rows.blocks[eqn.out] = parts[0][2] * len(parts)
+    return How.APART
+
+
+def _pieces(eqn: Equation, whole: Equation, dim: int, rows: Rows) -> How:
+    """Some of the blocks that a dimension is made of."""
+    x, given = tensors(eqn)[0], arguments(eqn)
+    length = x.shape[dim]
+    assert isinstance(length, int)  # a pipeline has a program for every size
+    block, start = length // rows.blocks.get(x, 1), given.get("start") or 0
+    start += length if start < 0 else 0
+    there = arguments(whole).get("start") or 0
+    there += rows.whole[x].shape[dim] if there < 0 else 0
+    if given.get("step", 1) != 1 or there != start * rows.count:
+        return How.TOGETHER
+    for v in eqn.results():
+        size = v.shape[dim]
+        assert isinstance(size, int)
+        if rows.dims(v) != [dim] or start % block or size % block:
+            return How.TOGETHER
+        rows.blocks[v] = size // block
+        start += size
+    return How.APART
+
+
+def _by_rule(rule: Factors, eqn: Equation, given: Sequence[list[int]], rows: Rows) -> How:
+    cuts = {
+        rule.cut_by(names[d], Mark(rows.blocks.get(v, 1))) if names[d] else None
+        for v, there, names in zip(tensors(eqn), given, rule.operands, strict=True) for d in there
+    }  # fmt: skip
+    cut = cuts.pop() if len(cuts) == 1 else None
+    if cut is None or cut[0] in rule.whole:
+        return How.TOGETHER
+    factor, kept = cut[0], []
+    for v, dims in zip(eqn.outputs, rule.results, strict=True):
+        if v is None or dims is None:
+            continue
+        at = [d for d, names in enumerate(dims) if factor in names]
+        if at != rows.dims(v):
+            return How.TOGETHER
+        kept.append(bool(at))
+        for d in at:
+            rows.blocks[v] = cut[1].blocks * _before(rule, dims[d], factor)
+    if all(kept):
         return How.APART
-    combined = {rule.reduced.get(f) for f in factors}
-    if kept or combined != {"sum"}:
+    if any(kept) or rule.reduced.get(factor) != "sum":
         return How.TOGETHER
     return How.MEAN if eqn.opname == "mean" else How.SUM
+
+
+def _before(rule: Factors, names: Sequence[str], factor: str) -> int:
+    """How many blocks a dimension has that is made of several, of which rows are not the first."""
+    return math.prod(int(rule.sizes[f]) for f in names[: names.index(factor)])
