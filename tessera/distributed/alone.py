@@ -19,9 +19,10 @@ def warned(seen: Sequence[Seen], call: str, results: str, mesh: DeviceMesh) -> t
         f"{what.operator} at {what.source}" if what.source.file else what.operator for what in seen
     )
     if seen and mesh.get_rank() == 0:
-        more = f" (and {len(lines) - 1} more, which explain names)" if len(lines) > 1 else ""
+        first, *others = lines
+        more = f" (and {len(others)} more, which explain names)" if others else ""
         warnings.warn(
-            f"{user_line()}: {call}: over a pipeline {lines[0]} sees the rows of one microbatch{more}, so {results} "
+            f"{user_line()}: {call}: over a pipeline {first} sees the rows of one microbatch{more}, so {results} "
             "and gradients are not those of the whole batch; expected rows that are looked at each alone, and sums, "
             "means or counts of them in a loss that train_step is given",
             stacklevel=2,
