@@ -53,7 +53,8 @@ class Forward:
     results: int  # how many outputs are the caller's
     watched: tuple[str, ...]  # the modules whose results are the outputs after those
     left: Left | None = None  # what it leaves in caches, whose tensors are the last of the caller's outputs
-    counts: Trace | None = None  # of a pipeline's microbatch, what its loss is divided by; for all they are inputs
+    counts: Trace | None = None  # of a pipeline's microbatch, what counts in it; sums over all are inputs
+    alone: tuple[str, ...] = ()  # what sees the rows of a microbatch alone, with its line
 
     @property
     def outputs(self) -> tuple:

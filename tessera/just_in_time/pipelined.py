@@ -8,10 +8,12 @@ microbatch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from tessera.distributed.alone import warned
 from tessera.distributed.caches import HEADS, Caches, Slot
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.once import meet
@@ -40,6 +42,7 @@ from tessera.pipeline.stage import PROGRAM
 from tessera.pipeline.stored_pipeline import piped_data, read_pipeline, write_pipeline
 from tessera.store.program import Stored
 from tessera.transforms.pipelined.named_schedules import in_passes
+from tessera.transforms.pipelined.whole_loss import written
 from tessera.util.errors import OptionError
 
 
@@ -63,8 +66,15 @@ class PipelinedCall(ShardedCall):
         pipe = sharding.plan.pipe
         assert pipe is not None
         count = self._microbatches(leaves) if caches is None else 1
-        types, watched = sharding.whole_batch(leaves, count), sharding.watched(model)
-        forward = capture(model, None, batch, named, types, watched, caches, sharding.regions)
+
+        def captured(microbatches: int) -> Forward:
+            types, watched = sharding.whole_batch(leaves, microbatches), sharding.watched(model)
+            return capture(model, None, batch, named, types, watched, caches, sharding.regions)
+
+        forward = captured(count)
+        if count > 1:
+            seen = written(forward.trace, captured(1).trace, count, ()).seen
+            forward = replace(forward, alone=warned(seen, "jit", "results", sharding.device_mesh))
         lies = sharding.settle(model, forward, leaves).on(sharding.plan.inner)
         needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
         grad = grad and caches is None and any(needs)
@@ -160,7 +170,8 @@ class PipelinedGraph(ShardedGraph):
         run.go()
         account, pipeline = run.account, cut_run(run, self.forward, self.piped)
         self.piped.settle(pipeline.held)
-        account.pipeline, account.pipeline_axis = told(pipeline, self.piped.schedule), self.piped.axis
+        account.pipeline = told(pipeline, self.piped.schedule, self.forward.alone)
+        account.pipeline_axis = self.piped.axis
         parts = own_parts(pipeline, self.piped, self.options, partition.ways, account)
         executable = CallExecutable(pipeline, parts, drawing(pipeline, self.options, account))
         final = run.traces[PROGRAM].outputs if run.kind == run.plain_kind else run.split.forward.outputs

@@ -216,13 +216,13 @@ def counting(forward: Forward, partition: Partition, options: Options, account: 
 def with_counts(
     values: Sequence[Value], batch: Sequence[Tensor], count: int, counts: Program | None, buffers: Sequence[Tensor] = ()
 ) -> list[Tensor]:
-    """The batch, and behind it the means over its microbatches of what counts, by the buffers that counting reads."""
+    """The batch, and behind it the sums over its microbatches of what counts, by the buffers that counting reads."""
     if counts is None:
         return list(batch)
     parts = [x.chunk(count) if x.ndim else (x,) * count for x in batch]
     each = zip(*(counts.run(*xs, *buffers) for xs in zip(*parts, strict=True)), strict=True)
-    means = [torch.stack([*xs]).to(v.dtype).mean(0) for v, xs in zip(values[len(batch) :], each, strict=True)]
-    return [*batch, *means]
+    sums = [torch.stack([*xs]).sum(0, dtype=v.dtype) for v, xs in zip(values[len(batch) :], each, strict=True)]
+    return [*batch, *sums]
 
 
 def microbatches(
@@ -265,7 +265,7 @@ def title(part: Part) -> str:
     return f"{part[0]}{part[1]}"
 
 
-def told(pipeline: Pipeline, schedule: Schedule) -> tuple[str, ...]:
+def told(pipeline: Pipeline, schedule: Schedule, alone: Sequence[str] = ()) -> tuple[str, ...]:
     """The pipeline in words: its table, and of each stage what it has, costs and sends."""
     stages = pipeline.stages
     lines = [
@@ -285,6 +285,7 @@ def told(pipeline: Pipeline, schedule: Schedule) -> tuple[str, ...]:
     for name, (owner, ranks, _) in pipeline.held.items():
         if len(ranks) > 1:
             lines.append(f"{name} is on the ranks {', '.join(map(str, ranks))}; rank {owner} updates it")
+    lines += [f"sees the rows of a microbatch alone: {what}" for what in alone]
     lines.append("exchanges along other axes are counted for one microbatch, and the update")
     return tuple(lines)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from tessera.distributed.alone import warned
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.channel import GroupChannel
 from tessera.distributed.once import meet
@@ -33,8 +34,8 @@ from tessera.training.pipelined_program import PipelinedCompilation
 from tessera.training.run import Settings
 from tessera.training.sharded import ShardedStep
 from tessera.training.sharded_program import Recipe, loss_place
-from tessera.transforms.pipelined.counts import counted
 from tessera.transforms.pipelined.places import Held
+from tessera.transforms.pipelined.whole_loss import written
 from tessera.util.errors import OptionError
 
 
@@ -85,13 +86,24 @@ class PipelinedStep(ShardedStep):
     def _captured(self, what: tuple, batch: tuple, named: dict, leaves: list) -> tuple[Forward, Layout]:
         if what not in self.captures:
             sharding, model = self.sharding, self.model
-            whole = sharding.whole_batch(leaves, what[0])
-            forward = capture(
-                model, self.loss_fn, batch, named, whole, sharding.watched(model), regions=sharding.regions
-            )
-            forward = _over_all(forward)
+
+            def captured(microbatches: int) -> Forward:
+                types, watched = sharding.whole_batch(leaves, microbatches), sharding.watched(model)
+                return capture(model, self.loss_fn, batch, named, types, watched, regions=sharding.regions)
+
+            forward = captured(what[0])
+            if what[0] > 1:
+                forward = self._over_all(forward, captured(1), what[0])
             self.captures[what] = forward, sharding.settle(model, forward)
         return self.captures[what]
+
+    def _over_all(self, forward: Forward, whole: Forward, microbatches: int) -> Forward:
+        """The mean of the microbatches' losses is the loss of the whole batch."""
+        found = written(forward.trace, whole.trace, microbatches, forward.batch, forward.buffers.values())
+        more = found.trace.inputs[len(forward.trace.inputs) :]
+        alone = warned(found.seen, "train_step", "the loss", self.sharding.device_mesh)
+        batch = (*forward.batch, *more)
+        return replace(forward, trace=found.trace, batch=batch, counts=found.counts, alone=alone)
 
     @at_users_line
     def _prepare(self, forward: Forward, lies: Layout, microbatches: int) -> _Program:  # type: ignore[override]
@@ -116,16 +128,6 @@ class PipelinedStep(ShardedStep):
         )  # fmt: skip
         self.backend.graphs.append(GraphRecord(name, "", compilation))
         return _Program(self, forward, compilation, lies)
-
-
-def _over_all(forward: Forward) -> Forward:
-    """Means of the loss are over what counts in all microbatches."""
-    loss = forward.outputs[loss_place(forward)]
-    found = counted(forward.trace, forward.batch, loss, forward.buffers.values())
-    if found is None:
-        return forward
-    more = found.trace.inputs[len(forward.trace.inputs) :]
-    return replace(forward, trace=found.trace, batch=(*forward.batch, *more), counts=found.counts)
 
 
 class _Program:

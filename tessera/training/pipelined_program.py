@@ -152,7 +152,8 @@ class PipelinedCompilation(ShardedCompilation):
         pipeline = cut_run(run, self.forward, self.piped)
         self.with_grads = list(named_grads(pipeline))
         self.piped.settle(pipeline.held)
-        run.account.pipeline, run.account.pipeline_axis = told(pipeline, self.piped.schedule), self.piped.axis
+        run.account.pipeline = told(pipeline, self.piped.schedule, self.forward.alone)
+        run.account.pipeline_axis = self.piped.axis
         parts = own_parts(pipeline, self.piped, self.options, self.partition.ways, run.account)
         draws = drawing(pipeline, self.options, run.account)
         counts = counting(self.forward, self.partition, self.options, run.account)

@@ -104,9 +104,9 @@ class Ranks:
             buffers = [self.weights[v] for name in names for v in self.weights if v.name == name]
             each = zip(*(in_step.run(counts.trace, [*env.values(), *buffers]) for env in envs), strict=True)
             for v, parts in zip(values[len(batch) :], each, strict=True):
-                mean = torch.stack([xs[0] for xs in parts]).to(v.dtype).mean(0)
+                total = torch.stack([xs[0] for xs in parts]).sum(0, dtype=v.dtype)
                 for env in envs:
-                    env[v] = in_step.cut(mean, v.type.placement)
+                    env[v] = in_step.cut(total, v.type.placement)
         for env in envs:
             if self.of.executable.draws is not None:
                 drawn = (

@@ -122,6 +122,12 @@ def alone():
     torch.distributed.destroy_process_group()
 
 
+def test_a_mesh_of_another_size_than_the_world(alone) -> None:
+    says = r"test_mesh_messages.py:\d+: mesh: dp=2 tp=2 has 4 ranks, the process group 1; .*torchrun --nproc-per-node=4"
+    with pytest.raises(InputError, match=says):
+        tessera.mesh(device="cpu", dp=2, tp=2)
+
+
 def test_an_optimizer_made_before_shard(alone) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())

@@ -8,7 +8,7 @@ from tessera.ir.types import Size
 from tessera.ops.factors.rule import Cut, Factors, apart, arguments, rule, tensors
 from tessera.ops.families import cast, dims_of, product, wrap
 
-COMBINED = {"sum": "sum", "mean": "sum", "amax": "max", "amin": "min"}
+COMBINED = {"sum": "sum", "mean": "sum", "amax": "max", "amin": "min", "count_nonzero": "sum"}
 
 
 def _reduced(eqn: Equation, how: str | None, dims: list[int], keep: bool, **more: object) -> Factors:
@@ -18,7 +18,7 @@ def _reduced(eqn: Equation, how: str | None, dims: list[int], keep: bool, **more
     gone = [f"d{i}" for i in dims]
     if how is None:
         return Factors((tuple(names),), (result,) * len(eqn.outputs), whole=frozenset(gone), **more)  # type: ignore[arg-type]
-    linear = (frozenset([0]),) if how == "sum" else ()
+    linear = (frozenset([0]),) if how == "sum" and eqn.opname != "count_nonzero" else ()
     return Factors((tuple(names),), (result,), dict.fromkeys(gone, how), linear=linear, **more)  # type: ignore[arg-type]
 
 
@@ -42,7 +42,7 @@ def _whole_size(eqn: Equation, cut: Cut, dim: int) -> Size:
     return cut.whole[0][dim]
 
 
-@rule("sum mean amax amin")
+@rule("sum mean amax amin count_nonzero")
 def reduction(eqn: Equation) -> Factors | None:
     dims, keep = _arguments(eqn)
     name = eqn.opname
