@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import sys
+import threading
 
 import pytest
 
+from tessera.serve.http import worker
 from tessera.serve.http.errors import HttpError
 from tessera.serve.http.remote import BEHIND, Remote
 from tessera.serve.http.wire import Message
@@ -164,3 +168,15 @@ def test_a_step_that_hangs_is_noticed_though_others_still_speak(monkeypatch: pyt
         assert remote._process is None
 
     asyncio.run(play())
+
+
+def test_an_engine_ends_with_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the model is compiled, too, when nobody reads what the server says."""
+    ended, (server, engine) = threading.Event(), socket.socketpair()
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    with server, engine:
+        threading.Thread(target=worker.end_with, args=(engine,), daemon=True).start()
+        server.sendall(b"more than is read")
+        assert not ended.wait(0.1)
+        server.close()
+        assert ended.wait(10)
