@@ -1,4 +1,5 @@
-"""`tessera serve MODEL`: a model behind OpenAI's endpoints."""
+"""`tessera serve MODEL`: a model behind OpenAI's endpoints. This process is the server, which does without PyTorch:
+what is wrong with the engine's options, the engine's process says."""
 
 from __future__ import annotations
 
@@ -7,11 +8,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from types import ModuleType
 
-import torch
-
 import tessera
-from tessera.serve.memory import bytes_of
-from tessera.tools.command import Command, above, chosen_device
+from tessera.tools.command import Command, above
 from tessera.util.errors import InputError, OptionError
 
 # Options of the engine: name, kind, what it is.
@@ -61,11 +59,9 @@ def options(args: Namespace) -> dict[str, object]:
     if not path.is_file() and not (path / "config.json").is_file():
         raise InputError(f"{args.folder}: expected a folder with a config.json, or an artifact")
     memory = float(args.memory) if args.memory.replace(".", "", 1).isdecimal() else args.memory
-    if isinstance(memory, str):
-        bytes_of(memory, torch.device("cpu"))  # refused here, where it is one line
     given = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name, *_ in (*ENGINE, *FLAGS)}
     given |= {"quantize": args.quantize, "cache_dtype": args.cache_dtype, "memory": memory}
-    given |= {"reuse": not args.no_reuse, "compiled": not args.no_compile, "device": chosen_device(args)}
+    given |= {"reuse": not args.no_reuse, "compiled": not args.no_compile, "device": args.device}
     return {"model": args.folder, **{name: value for name, value in given.items() if value is not None}}
 
 

@@ -45,7 +45,9 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(where: Path) -> Iterator[Served]:
     keys = where.parent / "keys"
     keys.write_text("secret-1\nsecret-2\n")
-    with serving(where, "--api-key-file", str(keys), "--max-body", "20000", "--most-waiting", "40") as running:
+    with serving(
+        where, "--api-key-file", str(keys), "--max-body", "20000", "--most-waiting", "40", "--most-running", "16"
+    ) as running:
         yield running
 
 
@@ -174,6 +176,7 @@ def test_many_clients_at_once(server: Served, engine: Engine) -> None:
         ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 1025}, 400, "stop_token_ids"),
         ("/v1/completions", {"prompt": "a", "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens"),
         ("/v1/completions", {"prompt": "\ud800"}, 400, None),
+        ("/v1/completions", {"prompt": ["a"] * 41}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "stop": "\udc00"}, 400, None),
         ("/v1/completions", {"prompt": [5, 10**7]}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 600}, 400, "max_tokens"),
@@ -198,6 +201,7 @@ def test_many_clients_at_once(server: Served, engine: Engine) -> None:
         ("/detokenize", {"tokens": [1], "wishes": 1}, 400, "wishes"),
         ("/tokenize", {"prompt": 3}, 400, "prompt"),
         ("/v1/nothing", {}, 404, None),
+        ("/v1/completions/", {}, 404, None),
     ],
 )  # fmt: skip
 def test_errors_have_one_form(server: Served, path: str, body: object, status: int, param: str | None) -> None:
@@ -219,8 +223,13 @@ def test_keys(server: Served) -> None:
 
 
 def test_a_full_queue_says_when_to_come_again(server: Served) -> None:
-    answer = post(server, "/v1/completions", {"prompt": [[1]] * 60, "max_tokens": 2, "n": 2})
-    assert answer.status_code == 429 and answer.headers["retry-after"]
+    asked = {"prompt": [[1]] * 20, "max_tokens": 400, "n": 2}
+    headers = {"authorization": "Bearer secret-1"}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**asked, "stream": True}, headers=headers) as first:
+        lines = first.iter_lines()  # to drop it would close the connection
+        next(lines)
+        answer = post(server, "/v1/completions", asked)
+        assert answer.status_code == 429 and answer.headers["retry-after"]
     settled(server)
 
 
@@ -347,7 +356,8 @@ def test_what_cannot_start_is_one_line(
 
 
 def test_the_server_does_without_torch() -> None:
-    code = "import sys, tessera.serve.http.main; print('torch' in sys.modules)"
+    """Neither what answers requests nor the command that starts it."""
+    code = "import sys, tessera.serve.http.main, tessera.tools.serve; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

@@ -65,6 +65,7 @@ class App:
         routes += [Route(path, _Guarded(self, path, handler), methods=["GET"]) for path, handler in gets.items()]
         routes += [Route(path, handler) for path, handler in open_to_all.items()]
         self.starlette = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+        self.starlette.router.redirect_slashes = False  # who asks another address is told so
 
     async def _read(self, request: Request, read: Callable[[object, str, Limits], T]) -> T:
         """A body, understood."""

@@ -72,7 +72,7 @@ async def body_of(headers: Mapping[str, str], stream: AsyncIterable[bytes], most
     except TimeoutError:
         raise HttpError(f"expected the whole body within {seconds:g} s", status=408, code="body_too_slow") from None
     try:
-        body = json.loads(read)
+        body = json.loads(read.decode("utf-8-sig"))
         if b"\\ud" in read.lower():  # an escape may stand for half a character, which is no text
             json.dumps(body, ensure_ascii=False).encode()
         return body

@@ -26,15 +26,29 @@ CUT = 5.0  # seconds after the grace in which what has not ended may be told so
 
 
 class Patient(H11Protocol):
-    """A connection that says nothing is closed."""
+    """A connection whose first request does not come is closed, and so is one whose next request stops halfway."""
+
+    _late: asyncio.TimerHandle | None = None  # while headers are expected
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(HEADERS, self._expect)
+        self._late = self.loop.call_later(HEADERS, transport.close)
 
-    def _expect(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:  # the headers have come
+            self._come()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEADERS, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._come()
+        super().connection_lost(exc)
+
+    def _come(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class _Server(uvicorn.Server):
@@ -69,8 +83,8 @@ async def run(options: Message, config: Config) -> None:
     app = App(remote, config)
     keeper = asyncio.create_task(remote.run())
     settings = uvicorn.Config(
-        app.starlette, log_level="warning", access_log=False, lifespan="off", http=Patient, timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(config.grace + CUT), server_header=False,
+        app.starlette, log_level="warning", access_log=False, lifespan="off", http=Patient, ws="none",
+        timeout_keep_alive=30, timeout_graceful_shutdown=int(config.grace + CUT), server_header=False,
     )  # fmt: skip
     server = _Server(settings)
     server.app = app
@@ -92,7 +106,8 @@ async def run(options: Message, config: Config) -> None:
 async def _announce(remote: Remote, sock: socket.socket) -> None:
     await remote.ready.wait()
     host, port = sock.getsockname()[:2]
-    print(f"tessera serve: ready on http://{host}:{port}/v1", file=sys.stderr, flush=True)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"tessera serve: ready on http://{shown}:{port}/v1", file=sys.stderr, flush=True)
 
 
 def serve(options: Message, config: Config) -> None:

@@ -234,7 +234,7 @@ def messages_of(value: object, limits: Limits) -> list[Message]:
         if not isinstance(one, Mapping) or not isinstance(one.get("role"), str):
             raise HttpError(f"{where}: expected an object with role and content", where)
         given = {name: value for name, value in one.items() if value not in (None, [])}
-        given["content"] = content = _content(one.get("content"))
+        given["content"] = _content(one.get("content"))
         for name in MESSAGE:
             if not isinstance(given.get(name, ""), str):
                 told = "a text, or parts of type text" if name == "content" else "a text"
@@ -242,7 +242,7 @@ def messages_of(value: object, limits: Limits) -> list[Message]:
         if unknown := sorted(given.keys() - set(MESSAGE)):
             at = f"{where}.{unknown[0]}"
             raise HttpError(f"{at}: expected nothing, since it is not supported", at, code="unknown_parameter")
-        length += len(str(content))
+        length += sum(map(len, given.values()))
         texts.append(given)
     if length > limits.prompt:
         raise HttpError(f"messages: expected at most {limits.prompt} characters, got {length}", "messages")

@@ -189,6 +189,7 @@ def main() -> int:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)  # 1024 without it; read at the first product
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     try:
+        options.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
         engine = Engine(**options)  # type: ignore[arg-type]
         engine.warm()  # for the first request; what a crowd needs is captured as it comes
     except (TesseraError, OSError, torch.OutOfMemoryError) as error:
@@ -196,8 +197,8 @@ def main() -> int:
         return 2
     gc.freeze()  # the model and the compiler stay: to walk over them again would make everybody wait for 0.3 s
     worker = Worker(engine, sock, heard)
-    room = engine.scheduler.most_running + engine.scheduler.most_waiting
-    worker.send({"op": "ready", "longest": engine.longest, "room": room})
+    running, waiting = engine.scheduler.most_running, engine.scheduler.most_waiting
+    worker.send({"op": "ready", "longest": engine.longest, "running": running, "waiting": waiting})
     threading.Thread(target=worker.read, daemon=True).start()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server has gone
         worker.run()
