@@ -319,14 +319,18 @@ def test_an_engine_that_is_killed_comes_back_and_sigterm_drains(where: Path) -> 
 
 
 @pytest.mark.sweep  # a start of an engine
-def test_what_does_not_end_in_time_is_told_so(where: Path) -> None:
-    """After the grace every connection has an answer: a stream its error, the others a status."""
+@pytest.mark.parametrize(("grace", "signals"), [("1", 1), ("300", 2)])
+def test_what_does_not_end_in_time_is_told_so(where: Path, grace: str, signals: int) -> None:
+    """After the grace, or a second signal, every connection has an answer: a stream its error, the others a status."""
     asked = {"prompt": PROMPT, "max_tokens": 490, "n": 16, "ignore_eos": True}
-    with serving(where, "--grace", "1") as server, ThreadPoolExecutor(4) as pool:
+    with serving(where, "--grace", grace) as server, ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(post, server, "/v1/completions", {**asked, "stream": i % 2 == 0}) for i in range(4)]
         while metrics(server).get("tessera_num_requests_running", 0) < 1:
             time.sleep(0.1)
-        server.process.send_signal(signal.SIGTERM)
+        time.sleep(1)  # all four have come
+        for _ in range(signals):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
         answers = [one.result() for one in waiting]
         assert [answer.status_code for answer in answers] == [200, 503, 200, 503]
         assert all("the server stops" in answer.text for answer in answers)

@@ -22,6 +22,7 @@ from tessera.serve.http.wire import Message
 from tessera.util.errors import InputError
 
 HEADERS = 10.0  # seconds in which a connection must have sent its first headers
+HURRIED = 1.0  # seconds in which they may be told so when the server is to stop at once
 CUT = 5.0  # seconds after the grace in which what has not ended may be told so
 
 
@@ -61,10 +62,14 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """What has not ended when the time is over is told so, before its connection is cut."""
+        """What has not ended when the time is over, or when it may take no time, is told so before its connection is
+        cut."""
         late = asyncio.get_running_loop().call_later(self.app.config.grace, self.app.remote.stop)
         await super().shutdown(sockets)
         late.cancel()
+        if self.force_exit and self.server_state.tasks:
+            self.app.remote.stop()
+            await asyncio.wait(self.server_state.tasks, timeout=HURRIED)
 
 
 def listen(config: Config) -> socket.socket:
