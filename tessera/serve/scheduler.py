@@ -164,12 +164,11 @@ class Scheduler:
         if prompt < 1:
             raise Refused("prompt: expected at least one token")
         limits = {"the model's positions": self.longest, "the cache's blocks": self.cache.capacity()}
+        told = f"{prompt} tokens of prompt and up to {most} more are {prompt + most}"
         for what, limit in limits.items():
             if limit is not None and prompt + most > limit:
                 field = "max_tokens" if prompt < limit else "prompt"
-                raise Refused(
-                    f"{field}: {prompt} tokens of prompt and up to {most} more are {prompt + most}; {what} hold {limit}"
-                )
+                raise Refused(f"{field}: {told}; {what} hold {limit}")
         if count > self.most_waiting:
             raise Refused(f"n: {count} answers are asked for at once; at most {self.most_waiting} sequences may wait")
         waiting = len(self.waiting) + coming

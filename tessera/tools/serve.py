@@ -3,6 +3,7 @@ what is wrong with the engine's options, the engine's process says."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -55,9 +56,9 @@ def arguments(parser: ArgumentParser) -> None:
 
 def options(args: Namespace) -> dict[str, object]:
     """What the engine is made with. It goes to another process as JSON."""
-    path = Path(args.folder)
-    if not path.is_file() and not (path / "config.json").is_file():
-        raise InputError(f"{args.folder}: expected a folder with a config.json, or an artifact")
+    for name in filter(None, (args.folder, args.draft)):
+        if not Path(name).is_file() and not (Path(name) / "config.json").is_file():
+            raise InputError(f"{name}: expected a folder with a config.json, or an artifact")
     memory = float(args.memory) if args.memory.replace(".", "", 1).isdecimal() else args.memory
     given = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name, *_ in (*ENGINE, *FLAGS)}
     given |= {"quantize": args.quantize, "cache_dtype": args.cache_dtype, "memory": memory}
@@ -93,7 +94,7 @@ def run(args: Namespace) -> int:
     config = app.Config(
         name, tessera.__version__, args.host, args.port, args.grace, keys, args.per_key, limits, not args.no_access_log
     )
-    main.serve(options(args), config)
+    asyncio.run(main.run(options(args), config))
     return 0
 
 

@@ -340,7 +340,8 @@ def test_what_does_not_end_in_time_is_told_so(where: Path, grace: str, signals: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "config.json"),
+        (["nowhere"], "nowhere: expected a folder with a config.json"),
+        (["{where}", "--draft", "nowhere"], "nowhere: expected a folder with a config.json"),
         (["{where}", "--port", "{taken}"], "free port"),
         (["{where}", "--port", "99999"], "free port"),
         (["{where}", "--memory", "1KB"], "memory"),

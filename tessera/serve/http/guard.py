@@ -37,9 +37,7 @@ class Guard:
         given = digest(key.strip())
         matches = [hmac.compare_digest(given, known) for known in self._digests]  # all of them, whichever it is
         if scheme.lower() != "bearer" or not any(matches):
-            raise HttpError(
-                "expected a key that is known: Authorization: Bearer KEY", status=401, code="invalid_api_key"
-            )
+            raise HttpError("expected a known key: Authorization: Bearer KEY", status=401, code="invalid_api_key")
         return given
 
     @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import sys
 from types import FrameType
@@ -37,17 +36,9 @@ class Patient(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:  # the headers have come
-            self._come()
-        elif self._late is None:
-            self._late = self.loop.call_later(HEADERS, self.transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._come()
-        super().connection_lost(exc)
-
-    def _come(self) -> None:
-        if self._late is not None:
+        if self.cycle is None or self.cycle.response_complete:
+            self._late = self._late or self.loop.call_later(HEADERS, self.transport.close)
+        elif self._late is not None:  # the headers have come
             self._late.cancel()
             self._late = None
 
@@ -62,8 +53,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """What has not ended when the time is over, or when it may take no time, is told so before its connection is
-        cut."""
+        """What has not ended when the time is over, or at a second signal, is told so before its connection is cut."""
         late = asyncio.get_running_loop().call_later(self.app.config.grace, self.app.remote.stop)
         await super().shutdown(sockets)
         late.cancel()
@@ -113,9 +103,3 @@ async def _announce(remote: Remote, sock: socket.socket) -> None:
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"tessera serve: ready on http://{shown}:{port}/v1", file=sys.stderr, flush=True)
-
-
-def serve(options: Message, config: Config) -> None:
-    """`run`, as an ordinary call."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    asyncio.run(run(options, config))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
+import signal
 import socket
 import sys
 import time
@@ -67,7 +69,8 @@ class Remote:
                     self.failed = self.failed or "the engine's process ended before it was ready"
                     return
                 wait = BACKOFF[0] if time.monotonic() - began > 60 else min(2 * wait, BACKOFF[1])
-                log(0, f"serve: the engine's process ended; another one starts in {wait:.0f} s")
+                told = f"ended: {self.failed}" if self.failed else "ended"
+                log(0, f"serve: the engine's process {told}; another one starts in {wait:.0f} s")
                 await asyncio.sleep(wait)
         finally:
             await self._end()
@@ -102,18 +105,23 @@ class Remote:
             await asyncio.sleep(min(1.0, self.stuck / 4))
             if self.ready.is_set() and time.monotonic() - self._heard > self.stuck:
                 log(0, f"serve: a step has taken more than {self.stuck:.0f} s; the engine is started again")
-                assert self._process is not None
-                self._process.kill()
+                self._kill()
 
     async def _end(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._kill()
             await self._process.wait()
             self._process = None
+
+    def _kill(self) -> None:
+        """End the process and what it has started. Asyncio's own `kill` may take its exit code away from asyncio."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _take(self, message: Message) -> None:
         match message["op"]:
