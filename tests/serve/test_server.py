@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -265,6 +266,25 @@ def test_metrics_add_up(server: Served) -> None:
     assert grown["tessera_e2e_request_latency_seconds_bucket/+Inf"] == 1
     line = json.loads(next(line for line in reversed(server.log) if line.startswith('{"time"')))
     assert line["path"] == "/v1/completions" and line["status"] == 200 and line["completion_tokens"] == 6
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl(server: Served, engine: Engine) -> None:
+    def curl(body: dict) -> str:
+        command = ["curl", "-sSN", "-w", "%{http_code}", "-H", "Authorization: Bearer secret-1", "--data-binary", "@-"]
+        asked = {**body, "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
+        to = f"{server.url}/v1/completions"
+        return subprocess.run(
+            [*command, to], input=json.dumps(asked), capture_output=True, text=True, check=True
+        ).stdout
+
+    (wanted,) = engine.generate(PROMPT, max_tokens=6, temperature=0)
+    whole = curl({})
+    assert whole.endswith("200") and json.loads(whole[:-3])["choices"][0]["text"] == wanted.text
+    *events, end = curl({"stream": True}).splitlines()
+    told = [json.loads(line[6:])["choices"][0]["text"] for line in events if line.startswith("data: {")]
+    assert "".join(told) == wanted.text and events[-2:] == ["data: [DONE]", ""] and end == "200"
+    assert curl({"n": 0}).endswith("400")
 
 
 def test_a_server_is_measured_and_looked_at(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
