@@ -52,7 +52,7 @@ Prompt = str | Sequence[int]
 DRAFTED = 4  # tokens that a draft guesses where nobody says how many
 # The least and the most that options may be.
 RANGES: dict[str, tuple[float, float | None]] = {
-    "block_size": (1, 2**16), "budget": (1, 2**20), "most_running": (1, 2**20), "most_waiting": (0, 2**40),
+    "block_size": (1, 2**16), "budget": (1, 2**20), "most_running": (1, 2**20), "most_waiting": (1, 2**40),
     "longest": (1, 2**40), "step_seconds": (1e-6, 1e6), "speculate": (0, 256),
 }  # fmt: skip
 ALIGNED = 64  # deterministic steps are multiples of this: libraries compute rows at odd ends by other kernels
@@ -92,6 +92,7 @@ class Engine:
         if cache_dtype not in (None, "fp8"):
             raise OptionError(f"cache_dtype: expected 'fp8' or None, got {cache_dtype!r}")
         check_ranges(locals(), RANGES)
+        memory_plan.bytes_of(memory, torch.device("cpu"))  # refused before the model is read
         with memory_plan.in_words():
             source = source_of(model, device, random_weights)
         self.model, self.tokenizer = source.model, tokenizer or cast("Tokenizer | None", source.tokenizer)
@@ -177,8 +178,8 @@ class Engine:
         guides = [self._guides.guide(*chosen.guided) for _ in range(chosen.n)] if chosen.guided else ()
         request = Request(tokens, chosen, self.model.stops, seed, decode, now, guides)
         try:
-            pending = sum(other.settings.n for other in list(self._arrived))
-            self.scheduler.admits(len(tokens), chosen.max_tokens, chosen.n + pending)
+            coming = sum(other.settings.n for other in list(self._arrived))
+            self.scheduler.admits(len(tokens), chosen.max_tokens, chosen.n, coming)
         except Refused:
             self._metrics.refused += 1
             raise

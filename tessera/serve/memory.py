@@ -86,10 +86,8 @@ def plan(
 ) -> Plan:
     """Share `offered` bytes out for `running` sequences of at most `longest` tokens, `step` of them new at a time."""
     windows = groups_of(layers)
-    each = [
-        sum(x.heads * (x.head + x.value_head) for x in layers if x.window == window) * block_size * item
-        for window in windows
-    ]
+    token = [sum(x.heads * (x.head + x.value_head) for x in layers if x.window == window) for window in windows]
+    each = [numbers * block_size * item for numbers in token]
 
     def wanted(window: int, tokens: int) -> int:
         """Blocks with which all sequences can run, if nothing shortens memory."""

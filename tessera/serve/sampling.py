@@ -193,11 +193,9 @@ def rows_of(draws: Sequence[Draw], positions: Sequence[int], device: torch.devic
     settings = [draw.settings for draw in draws]
     temperature = [s.temperature for s in settings]
     if any(temperature):
-        numbers = (
-            [_signed(draw.seed) for draw in draws],
-            [d.answer << 32 | p for d, p in zip(draws, positions, strict=True)],
-        )
-        parts["seed"], parts["counter"] = column(numbers, torch.int64)
+        seeds = [(draw.seed + 2**63) % 2**64 - 2**63 for draw in draws]  # the lower 64 bits, as int64 holds them
+        counters = [draw.answer << 32 | position for draw, position in zip(draws, positions, strict=True)]
+        parts["seed"], parts["counter"] = column((seeds, counters), torch.int64)
         parts["temperature"] = column(temperature)
         if any(s.cuts for s in settings):
             kept = zip(*((s.top_k, s.top_p, s.min_p) if s.cuts else (0, 1.0, 0.0) for s in settings), strict=True)
@@ -215,11 +213,6 @@ def guided(rows: Rows, draws: Sequence[Draw], device: torch.device | str = "cpu"
     masks = masks_of([(draws[i].guide, draws[i].guesses) for i in some], pinned)  # type: ignore[misc]
     places = torch.tensor(some, pin_memory=pinned)
     return replace(rows, guided=tuple(x.to(device, non_blocking=True) for x in (places, masks)))  # type: ignore[arg-type]
-
-
-def _signed(seed: int) -> int:
-    """The lower 64 bits, as int64 holds them."""
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 def _biases(row: int, draw: Draw) -> list[tuple[int, int, float]]:

@@ -158,19 +158,22 @@ class Scheduler:
 
     # --- sequences come and go ---
 
-    def admits(self, prompt: int, most: int, count: int = 1) -> None:
-        """Refuse sequences that can never run, or for which the queue has no room, with the numbers that say why."""
+    def admits(self, prompt: int, most: int, count: int = 1, coming: int = 0) -> None:
+        """Refuse sequences that can never run, or for which the queue has no room, with the numbers that say why.
+        `coming`: those that were let pass, and that nobody has put yet."""
         if prompt < 1:
             raise Refused("prompt: expected at least one token")
         limits = {"the model's positions": self.longest, "the cache's blocks": self.cache.capacity()}
+        told = f"{prompt} tokens of prompt and up to {most} more are {prompt + most}"
         for what, limit in limits.items():
             if limit is not None and prompt + most > limit:
                 field = "max_tokens" if prompt < limit else "prompt"
-                raise Refused(
-                    f"{field}: {prompt} tokens of prompt and up to {most} more are {prompt + most}; {what} hold {limit}"
-                )
-        if len(self.waiting) + count > self.most_waiting:
-            raise Refused(f"{len(self.waiting)} sequences are waiting; at most {self.most_waiting} may", retry=True)
+                raise Refused(f"{field}: {told}; {what} hold {limit}")
+        if count > self.most_waiting:
+            raise Refused(f"n: {count} answers are asked for at once; at most {self.most_waiting} sequences may wait")
+        waiting = len(self.waiting) + coming
+        if waiting + count > self.most_waiting:
+            raise Refused(f"{waiting} sequences are waiting; at most {self.most_waiting} may", retry=True)
 
     def put(self, sequence: Answer) -> None:
         """Take a sequence that `admits` has let pass."""

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 from tessera.serve.requests import Completion, Piece, Request
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tessera.serve.engine import Engine
 
 
@@ -63,19 +61,11 @@ class Stream:
         """All answers, when they have ended."""
         return self.request.completions(list(self))
 
-    # --- leaving ---
-
     def close(self) -> None:
         """Cancel what has not ended."""
         if self._open:
             self._open = False
             self.engine.cancel(self.request)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if self._open:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
 from rich.console import Console
 
 from tessera.util.errors import OptionError
@@ -66,6 +65,8 @@ def write_json(args: Namespace, data: object) -> bool:
 
 def chosen_device(args: Namespace, otherwise: str = "try --device cpu") -> str:
     """The device that `--device` names, or the best there is."""
+    import torch  # commands that compute nothing do without
+
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError(f"expected a CUDA device, got none; {otherwise}")

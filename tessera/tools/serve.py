@@ -1,17 +1,16 @@
-"""`tessera serve MODEL`: a model behind OpenAI's endpoints."""
+"""`tessera serve MODEL`: a model behind OpenAI's endpoints. This process is the server, which does without PyTorch:
+what is wrong with the engine's options, the engine's process says."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from types import ModuleType
 
-import torch
-
 import tessera
-from tessera.serve.memory import bytes_of
-from tessera.tools.command import Command, above, chosen_device
+from tessera.tools.command import Command, above
 from tessera.util.errors import InputError, OptionError
 
 # Options of the engine: name, kind, what it is.
@@ -57,15 +56,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 def options(args: Namespace) -> dict[str, object]:
     """What the engine is made with. It goes to another process as JSON."""
-    path = Path(args.folder)
-    if not path.is_file() and not (path / "config.json").is_file():
-        raise InputError(f"{args.folder}: expected a folder with a config.json, or an artifact")
+    for name in filter(None, (args.folder, args.draft)):
+        if not Path(name).is_file() and not (Path(name) / "config.json").is_file():
+            raise InputError(f"{name}: expected a folder with a config.json, or an artifact")
     memory = float(args.memory) if args.memory.replace(".", "", 1).isdecimal() else args.memory
-    if isinstance(memory, str):
-        bytes_of(memory, torch.device("cpu"))  # refused here, where it is one line
     given = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name, *_ in (*ENGINE, *FLAGS)}
     given |= {"quantize": args.quantize, "cache_dtype": args.cache_dtype, "memory": memory}
-    given |= {"reuse": not args.no_reuse, "compiled": not args.no_compile, "device": chosen_device(args)}
+    given |= {"reuse": not args.no_reuse, "compiled": not args.no_compile, "device": args.device}
     return {"model": args.folder, **{name: value for name, value in given.items() if value is not None}}
 
 
@@ -97,7 +94,7 @@ def run(args: Namespace) -> int:
     config = app.Config(
         name, tessera.__version__, args.host, args.port, args.grace, keys, args.per_key, limits, not args.no_access_log
     )
-    main.serve(options(args), config)
+    asyncio.run(main.run(options(args), config))
     return 0
 
 

@@ -301,7 +301,7 @@ def test_requests_that_cannot_be_are_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("budget", 0), ("budget", 2**30), ("block_size", 0), ("most_running", 0), ("most_waiting", -1), ("longest", 0),
+        ("budget", 0), ("budget", 2**30), ("block_size", 0), ("most_running", 0), ("most_waiting", 0), ("longest", 0),
         ("step_seconds", 0), ("step_seconds", float("nan")), ("speculate", -1), ("device", "tpu"),
     ],
 )  # fmt: skip

@@ -26,6 +26,8 @@ async def sent(parts: Sequence[bytes], ends: bool) -> AsyncIterator[bytes]:
         ([b'"', b"x" * 99], False, 413, "at most 64 bytes"),
         ([b'{"a"', b": 1"], True, 400, "expected JSON"),
         ([b'"\\ud800"'], True, 400, "surrogates"),
+        ([b'"\xed\xa0\x80"'], True, 400, "utf-8"),  # the same half of a character, written out
+        (['"größer"'.encode("utf-16")], True, 400, "utf-8"),
     ],
 )
 def test_a_body_that_is_late_large_or_wrong_is_refused(parts: list[bytes], ends: bool, status: int, told: str) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import sys
+import threading
 
 import pytest
 
+from tessera.serve.http import worker
 from tessera.serve.http.errors import HttpError
 from tessera.serve.http.remote import BEHIND, Remote
 from tessera.serve.http.wire import Message
@@ -24,7 +28,7 @@ def test_a_full_engine_is_not_asked() -> None:
     async def play() -> None:
         remote, told = Remote({}), list[Message]()
         remote._tell = told.append  # type: ignore[method-assign]
-        remote._take({"op": "ready", "longest": 64, "room": 3})
+        remote._take({"op": "ready", "longest": 64, "running": 1, "waiting": 2})
         first = asyncio.create_task(anext(remote.messages(SUBMIT)))
         await settled()
         with pytest.raises(HttpError, match="2 sequences are waiting or computed; at most 3 may") as raised:
@@ -51,12 +55,24 @@ def test_a_full_engine_is_not_asked() -> None:
     asyncio.run(play())
 
 
+def test_what_the_queue_can_never_hold_names_the_field() -> None:
+    async def play() -> None:
+        remote = Remote({})
+        remote._take({"op": "ready", "longest": 64, "running": 8, "waiting": 3})
+        for asked, field in (([{"op": "submit", "settings": {"n": 4}}], "n"), ([SUBMIT, SUBMIT], "prompt")):
+            with pytest.raises(HttpError, match=f"{field}: 4 answers are asked for at once; at most 3") as raised:
+                await anext(remote.messages(*asked))
+            assert raised.value.status == 400 and raised.value.param == field
+
+    asyncio.run(play())
+
+
 def test_prompts_of_one_request_share_its_queue_and_its_end() -> None:
     async def play() -> None:
         remote, told = Remote({}), list[Message]()
         remote._tell = told.append  # type: ignore[method-assign]
-        remote._take({"op": "ready", "longest": 64, "room": 4})
-        with pytest.raises(HttpError, match="0 sequences are waiting"):  # all of it, or nothing
+        remote._take({"op": "ready", "longest": 64, "running": 1, "waiting": 4})
+        with pytest.raises(HttpError, match="6 answers are asked for at once; at most 4"):  # all of it, or nothing
             await anext(remote.messages(SUBMIT, SUBMIT, SUBMIT))
         messages = remote.messages(SUBMIT, SUBMIT)
         first = asyncio.create_task(anext(messages))
@@ -77,7 +93,7 @@ def test_who_reads_too_slowly_is_cancelled() -> None:
     async def play() -> None:
         remote, told = Remote({}), list[Message]()
         remote._tell = told.append  # type: ignore[method-assign]
-        remote._take({"op": "ready", "longest": 64, "room": 4})
+        remote._take({"op": "ready", "longest": 64, "running": 1, "waiting": 3})
         messages = remote.messages(SUBMIT, {**SUBMIT, "settings": {"n": 1}})
         first = asyncio.create_task(anext(messages))
         await settled()
@@ -100,7 +116,7 @@ def test_a_server_that_stops_tells_those_who_wait() -> None:
         for ready in (True, False):
             remote = Remote({})
             if ready:
-                remote._take({"op": "ready", "longest": 64, "room": 4})
+                remote._take({"op": "ready", "longest": 64, "running": 1, "waiting": 3})
             asked = asyncio.create_task(anext(remote.messages(SUBMIT)))
             await settled()
             remote.stop()
@@ -117,7 +133,7 @@ sock = socket.socket(fileno=int(sys.argv[1]))
 def say(**message):
     body = json.dumps(message).encode()
     sock.sendall(struct.pack(">I", len(body)) + body)
-say(op="ready", longest=64, room=8)
+say(op="ready", longest=64, running=4, waiting=4)
 while True:
     say(op="began", id=1, prompt_tokens=1)
     time.sleep(0.02)
@@ -164,3 +180,15 @@ def test_a_step_that_hangs_is_noticed_though_others_still_speak(monkeypatch: pyt
         assert remote._process is None
 
     asyncio.run(play())
+
+
+def test_an_engine_ends_with_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the model is compiled, too, when nobody reads what the server says."""
+    ended, (server, engine) = threading.Event(), socket.socketpair()
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    with server, engine:
+        threading.Thread(target=worker.end_with, args=(engine,), daemon=True).start()
+        server.sendall(b"more than is read")
+        assert not ended.wait(0.1)
+        server.close()
+        assert ended.wait(10)

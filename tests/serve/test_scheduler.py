@@ -123,6 +123,9 @@ def test_what_never_fits_is_refused_with_numbers() -> None:
     with pytest.raises(Refused, match="1 sequences are waiting; at most 1 may") as refused:
         s.admits(4, 8)
     assert refused.value.retry
+    with pytest.raises(Refused, match="n: 2 answers are asked for at once; at most 1 sequences may wait") as refused:
+        s.admits(4, 8, 2)
+    assert not refused.value.retry
 
 
 def test_ending_twice_is_noticed() -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,7 +46,9 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(where: Path) -> Iterator[Served]:
     keys = where.parent / "keys"
     keys.write_text("secret-1\nsecret-2\n")
-    with serving(where, "--api-key-file", str(keys), "--max-body", "20000", "--most-waiting", "40") as running:
+    with serving(
+        where, "--api-key-file", str(keys), "--max-body", "20000", "--most-waiting", "40", "--most-running", "16"
+    ) as running:
         yield running
 
 
@@ -174,6 +177,7 @@ def test_many_clients_at_once(server: Served, engine: Engine) -> None:
         ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 1025}, 400, "stop_token_ids"),
         ("/v1/completions", {"prompt": "a", "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens"),
         ("/v1/completions", {"prompt": "\ud800"}, 400, None),
+        ("/v1/completions", {"prompt": ["a"] * 41}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "stop": "\udc00"}, 400, None),
         ("/v1/completions", {"prompt": [5, 10**7]}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 600}, 400, "max_tokens"),
@@ -198,6 +202,7 @@ def test_many_clients_at_once(server: Served, engine: Engine) -> None:
         ("/detokenize", {"tokens": [1], "wishes": 1}, 400, "wishes"),
         ("/tokenize", {"prompt": 3}, 400, "prompt"),
         ("/v1/nothing", {}, 404, None),
+        ("/v1/completions/", {}, 404, None),
     ],
 )  # fmt: skip
 def test_errors_have_one_form(server: Served, path: str, body: object, status: int, param: str | None) -> None:
@@ -219,8 +224,13 @@ def test_keys(server: Served) -> None:
 
 
 def test_a_full_queue_says_when_to_come_again(server: Served) -> None:
-    answer = post(server, "/v1/completions", {"prompt": [[1]] * 60, "max_tokens": 2, "n": 2})
-    assert answer.status_code == 429 and answer.headers["retry-after"]
+    asked = {"prompt": [[1]] * 20, "max_tokens": 400, "n": 2}
+    headers = {"authorization": "Bearer secret-1"}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**asked, "stream": True}, headers=headers) as first:
+        lines = first.iter_lines()  # to drop it would close the connection
+        next(lines)
+        answer = post(server, "/v1/completions", asked)
+        assert answer.status_code == 429 and answer.headers["retry-after"]
     settled(server)
 
 
@@ -256,6 +266,25 @@ def test_metrics_add_up(server: Served) -> None:
     assert grown["tessera_e2e_request_latency_seconds_bucket/+Inf"] == 1
     line = json.loads(next(line for line in reversed(server.log) if line.startswith('{"time"')))
     assert line["path"] == "/v1/completions" and line["status"] == 200 and line["completion_tokens"] == 6
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl(server: Served, engine: Engine) -> None:
+    def curl(body: dict) -> str:
+        command = ["curl", "-sSN", "-w", "%{http_code}", "-H", "Authorization: Bearer secret-1", "--data-binary", "@-"]
+        asked = {**body, "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
+        to = f"{server.url}/v1/completions"
+        return subprocess.run(
+            [*command, to], input=json.dumps(asked), capture_output=True, text=True, check=True
+        ).stdout
+
+    (wanted,) = engine.generate(PROMPT, max_tokens=6, temperature=0)
+    whole = curl({})
+    assert whole.endswith("200") and json.loads(whole[:-3])["choices"][0]["text"] == wanted.text
+    *events, end = curl({"stream": True}).splitlines()
+    told = [json.loads(line[6:])["choices"][0]["text"] for line in events if line.startswith("data: {")]
+    assert "".join(told) == wanted.text and events[-2:] == ["data: [DONE]", ""] and end == "200"
+    assert curl({"n": 0}).endswith("400")
 
 
 def test_a_server_is_measured_and_looked_at(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,14 +339,18 @@ def test_an_engine_that_is_killed_comes_back_and_sigterm_drains(where: Path) -> 
 
 
 @pytest.mark.sweep  # a start of an engine
-def test_what_does_not_end_in_time_is_told_so(where: Path) -> None:
-    """After the grace every connection has an answer: a stream its error, the others a status."""
+@pytest.mark.parametrize(("grace", "signals"), [("1", 1), ("300", 2)])
+def test_what_does_not_end_in_time_is_told_so(where: Path, grace: str, signals: int) -> None:
+    """After the grace, or a second signal, every connection has an answer: a stream its error, the others a status."""
     asked = {"prompt": PROMPT, "max_tokens": 490, "n": 16, "ignore_eos": True}
-    with serving(where, "--grace", "1") as server, ThreadPoolExecutor(4) as pool:
+    with serving(where, "--grace", grace) as server, ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(post, server, "/v1/completions", {**asked, "stream": i % 2 == 0}) for i in range(4)]
         while metrics(server).get("tessera_num_requests_running", 0) < 1:
             time.sleep(0.1)
-        server.process.send_signal(signal.SIGTERM)
+        time.sleep(1)  # all four have come
+        for _ in range(signals):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
         answers = [one.result() for one in waiting]
         assert [answer.status_code for answer in answers] == [200, 503, 200, 503]
         assert all("the server stops" in answer.text for answer in answers)
@@ -327,7 +360,8 @@ def test_what_does_not_end_in_time_is_told_so(where: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "config.json"),
+        (["nowhere"], "nowhere: expected a folder with a config.json"),
+        (["{where}", "--draft", "nowhere"], "nowhere: expected a folder with a config.json"),
         (["{where}", "--port", "{taken}"], "free port"),
         (["{where}", "--port", "99999"], "free port"),
         (["{where}", "--memory", "1KB"], "memory"),
@@ -347,7 +381,8 @@ def test_what_cannot_start_is_one_line(
 
 
 def test_the_server_does_without_torch() -> None:
-    code = "import sys, tessera.serve.http.main; print('torch' in sys.modules)"
+    """Neither what answers requests nor the command that starts it."""
+    code = "import sys, tessera.serve.http.main, tessera.tools.serve; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

@@ -65,14 +65,13 @@ class App:
         routes += [Route(path, _Guarded(self, path, handler), methods=["GET"]) for path, handler in gets.items()]
         routes += [Route(path, handler) for path, handler in open_to_all.items()]
         self.starlette = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+        self.starlette.router.redirect_slashes = False  # who asks another address is told so
 
     async def _read(self, request: Request, read: Callable[[object, str, Limits], T]) -> T:
         """A body, understood."""
         limits = self.config.limits
         body = await body_of(request.headers, request.stream(), limits.body, limits.body_seconds)
         return read(body, self.config.model, limits)
-
-    # --- generating ---
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, await self._read(request, schema.completion), chats=False)
@@ -82,15 +81,14 @@ class App:
 
     async def _generate(self, request: Request, asked: Asked, chats: bool) -> Response:
         reply = Reply(chats, self.config.model, asked.n * len(asked.prompts), asked.settings["logprobs"] is not None)
-        headers = {"x-ignored-fields": ", ".join(asked.ignored)} if asked.ignored else {}
+        headers = {"cache-control": "no-cache"} if asked.stream else {}
+        headers |= {"x-ignored-fields": ", ".join(asked.ignored)} if asked.ignored else {}
         pieces = self._pieces(asked, reply, request.state.salt)
         if asked.stream:
             first = await _unless_gone(request, anext(pieces, None))  # refusals come before the answer begins
             request.state.told["status"] = GONE  # until its end
             body = self._events(asked, reply, first, pieces, request.state.told)
-            return StreamingResponse(
-                body, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"}
-            )
+            return StreamingResponse(body, media_type="text/event-stream", headers=headers)
         await _unless_gone(request, self._all(reply, pieces))
         request.state.told |= reply.usage
         return JSONResponse(reply.whole(), headers=headers)
@@ -134,8 +132,6 @@ class App:
                 left -= message["finish"] is not None
                 if not left:
                     return
-
-    # --- the rest ---
 
     async def tokenize(self, request: Request) -> Response:
         answer = await self.remote.ask({"op": "tokenize", **await self._read(request, schema.tokens_of)})

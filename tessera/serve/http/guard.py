@@ -37,9 +37,7 @@ class Guard:
         given = digest(key.strip())
         matches = [hmac.compare_digest(given, known) for known in self._digests]  # all of them, whichever it is
         if scheme.lower() != "bearer" or not any(matches):
-            raise HttpError(
-                "expected a key that is known: Authorization: Bearer KEY", status=401, code="invalid_api_key"
-            )
+            raise HttpError("expected a known key: Authorization: Bearer KEY", status=401, code="invalid_api_key")
         return given
 
     @contextmanager
@@ -72,7 +70,7 @@ async def body_of(headers: Mapping[str, str], stream: AsyncIterable[bytes], most
     except TimeoutError:
         raise HttpError(f"expected the whole body within {seconds:g} s", status=408, code="body_too_slow") from None
     try:
-        body = json.loads(read)
+        body = json.loads(read.decode("utf-8-sig"))
         if b"\\ud" in read.lower():  # an escape may stand for half a character, which is no text
             json.dumps(body, ensure_ascii=False).encode()
         return body

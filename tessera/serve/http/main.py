@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import sys
 from types import FrameType
@@ -22,19 +21,26 @@ from tessera.serve.http.wire import Message
 from tessera.util.errors import InputError
 
 HEADERS = 10.0  # seconds in which a connection must have sent its first headers
+HURRIED = 1.0  # seconds in which they may be told so when the server is to stop at once
 CUT = 5.0  # seconds after the grace in which what has not ended may be told so
 
 
 class Patient(H11Protocol):
-    """A connection that says nothing is closed."""
+    """A connection whose first request does not come is closed, and so is one whose next request stops halfway."""
+
+    _late: asyncio.TimerHandle | None = None  # while headers are expected
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(HEADERS, self._expect)
+        self._late = self.loop.call_later(HEADERS, transport.close)
 
-    def _expect(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._late = self._late or self.loop.call_later(HEADERS, self.transport.close)
+        elif self._late is not None:  # the headers have come
+            self._late.cancel()
+            self._late = None
 
 
 class _Server(uvicorn.Server):
@@ -47,10 +53,13 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """What has not ended when the time is over is told so, before its connection is cut."""
+        """What has not ended when the time is over, or at a second signal, is told so before its connection is cut."""
         late = asyncio.get_running_loop().call_later(self.app.config.grace, self.app.remote.stop)
         await super().shutdown(sockets)
         late.cancel()
+        if self.force_exit and self.server_state.tasks:
+            self.app.remote.stop()
+            await asyncio.wait(self.server_state.tasks, timeout=HURRIED)
 
 
 def listen(config: Config) -> socket.socket:
@@ -69,8 +78,8 @@ async def run(options: Message, config: Config) -> None:
     app = App(remote, config)
     keeper = asyncio.create_task(remote.run())
     settings = uvicorn.Config(
-        app.starlette, log_level="warning", access_log=False, lifespan="off", http=Patient, timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(config.grace + CUT), server_header=False,
+        app.starlette, log_level="warning", access_log=False, lifespan="off", http=Patient, ws="none",
+        timeout_keep_alive=30, timeout_graceful_shutdown=int(config.grace + CUT), server_header=False,
     )  # fmt: skip
     server = _Server(settings)
     server.app = app
@@ -92,10 +101,5 @@ async def run(options: Message, config: Config) -> None:
 async def _announce(remote: Remote, sock: socket.socket) -> None:
     await remote.ready.wait()
     host, port = sock.getsockname()[:2]
-    print(f"tessera serve: ready on http://{host}:{port}/v1", file=sys.stderr, flush=True)
-
-
-def serve(options: Message, config: Config) -> None:
-    """`run`, as an ordinary call."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    asyncio.run(run(options, config))
+    shown = f"[{host}]" if ":" in host else host
+    print(f"tessera serve: ready on http://{shown}:{port}/v1", file=sys.stderr, flush=True)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
+import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from tessera.serve.http.errors import HttpError
 from tessera.serve.http.wire import Message, pack, read
@@ -43,7 +45,7 @@ class Remote:
 
     def __init__(self, options: Message, stuck: float = 300.0):
         self.options, self.stuck = options, stuck
-        self.about: Message = {}  # the model: `longest`; and `room` for sequences
+        self.about: Message = {}  # the model: `longest`; and how many sequences may be `running` and `waiting`
         self.metrics: Message = {}
         self.starts = 0
         self.ready = asyncio.Event()
@@ -67,7 +69,8 @@ class Remote:
                     self.failed = self.failed or "the engine's process ended before it was ready"
                     return
                 wait = BACKOFF[0] if time.monotonic() - began > 60 else min(2 * wait, BACKOFF[1])
-                log(0, f"serve: the engine's process ended; another one starts in {wait:.0f} s")
+                told = f"ended: {self.failed}" if self.failed else "ended"
+                log(0, f"serve: the engine's process {told}; another one starts in {wait:.0f} s")
                 await asyncio.sleep(wait)
         finally:
             await self._end()
@@ -102,18 +105,23 @@ class Remote:
             await asyncio.sleep(min(1.0, self.stuck / 4))
             if self.ready.is_set() and time.monotonic() - self._heard > self.stuck:
                 log(0, f"serve: a step has taken more than {self.stuck:.0f} s; the engine is started again")
-                assert self._process is not None
-                self._process.kill()
+                self._kill()
 
     async def _end(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._kill()
             await self._process.wait()
             self._process = None
+
+    def _kill(self) -> None:
+        """End the process and what it has started. Asyncio's own `kill` may take its exit code away from asyncio."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _take(self, message: Message) -> None:
         match message["op"]:
@@ -167,10 +175,8 @@ class Remote:
         if self._stopped:
             raise HttpError(ENDS["stopped"][0], status=503)
         counts = [message.get("settings", {}).get("n", 1) for message in asked]  # type: ignore[attr-defined]
-        taken, room = sum(call.left[number] for number, call in self._calls.items()), self.about["room"]
-        if asked[0]["op"] == "submit" and taken + sum(counts) > room:  # type: ignore[operator]
-            # The engine would refuse it, too. To ask would take time from those that it works on.
-            raise HttpError(f"{taken} sequences are waiting or computed; at most {room} may", status=429)
+        if asked[0]["op"] == "submit":
+            self._admit(counts)
         call = Call({next(self._numbers): count for count in counts})
         places = {number: place for place, number in enumerate(call.left)}
         self._calls.update(dict.fromkeys(places, call))
@@ -182,6 +188,17 @@ class Remote:
                 yield places[message["id"]], message  # type: ignore[index]
         finally:
             self._cancel(call)
+
+    def _admit(self, counts: Sequence[int]) -> None:
+        """Refuse what the engine would refuse, too: to ask would take time from those that it works on."""
+        wanted, waiting = sum(counts), int(self.about["waiting"])  # type: ignore[call-overload]
+        if wanted > waiting:
+            field = "prompt" if len(counts) > 1 else "n"
+            raise HttpError(f"{field}: {wanted} answers are asked for at once; at most {waiting} may wait", field)
+        room = waiting + int(self.about["running"])  # type: ignore[call-overload]
+        taken = sum(call.left[number] for number, call in self._calls.items())
+        if taken + wanted > room:
+            raise HttpError(f"{taken} sequences are waiting or computed; at most {room} may", status=429)
 
     async def ask(self, message: Message) -> Message:
         """One question, one answer."""

@@ -63,15 +63,12 @@ class Reply:
             return None
         if self.chats:
             return {"content": [_chat_logprob(one) for one in likely], "refusal": None}
-        offsets = [choice.place(bytes(one["bytes"])) for one in likely]  # type: ignore[arg-type]
         return {
             "tokens": [_spelt(one["bytes"]) for one in likely],
             "token_logprobs": [one["logprob"] for one in likely],
             "top_logprobs": [{_spelt(t): v for t, v in one["top"]} for one in likely],  # type: ignore[union-attr]
-            "text_offset": offsets,
+            "text_offset": [choice.place(bytes(one["bytes"])) for one in likely],  # type: ignore[arg-type]
         }
-
-    # --- whole ---
 
     def take(self, index: int, piece: Message) -> None:
         """News of one answer."""
@@ -95,8 +92,6 @@ class Reply:
         body: Message = {"message": message} if self.chats else {"text": choice.text}
         logprobs = self._logprobs(choice.logprobs, choice)
         return {"index": index, **body, "logprobs": logprobs, "finish_reason": choice.finish}
-
-    # --- in pieces ---
 
     def opening(self, usage: bool) -> list[bytes]:
         """A chat begins with the role of whoever answers."""

@@ -118,8 +118,8 @@ class Reader:
         given["stop"] = self._stops()
         most = self.limits.bias
         given["stop_tokens"] = self.take("stop_token_ids", _tokens(most), f"a list of at most {most} tokens") or []
-        bias = self.take("logit_bias", self._biases, f"at most {self.limits.bias} tokens, each with -100 to 100")
-        given["logit_bias"] = bias or {}
+        what = f"at most {most} tokens, each with -100 to 100"
+        given["logit_bias"] = self.take("logit_bias", self._biases, what) or {}
         return given | self._format()
 
     def _format(self) -> Message:
@@ -144,9 +144,8 @@ class Reader:
 
     def _stops(self) -> list[str]:
         most, length = self.limits.stops, self.limits.stop_length
-        given = self.take(
-            "stop", lambda v: isinstance(v, str) or _texts(v, most), f"a text, or a list of at most {most} texts"
-        )
+        what = f"a text, or a list of at most {most} texts"
+        given = self.take("stop", lambda v: isinstance(v, str) or _texts(v, most), what)
         stops = [given] if isinstance(given, str) else list(given or [])  # type: ignore[call-overload]
         if any(not stop or len(stop) > length for stop in stops):
             raise HttpError(f"stop: expected texts of 1 to {length} characters", "stop")
@@ -234,7 +233,7 @@ def messages_of(value: object, limits: Limits) -> list[Message]:
         if not isinstance(one, Mapping) or not isinstance(one.get("role"), str):
             raise HttpError(f"{where}: expected an object with role and content", where)
         given = {name: value for name, value in one.items() if value not in (None, [])}
-        given["content"] = content = _content(one.get("content"))
+        given["content"] = _content(one.get("content"))
         for name in MESSAGE:
             if not isinstance(given.get(name, ""), str):
                 told = "a text, or parts of type text" if name == "content" else "a text"
@@ -242,7 +241,7 @@ def messages_of(value: object, limits: Limits) -> list[Message]:
         if unknown := sorted(given.keys() - set(MESSAGE)):
             at = f"{where}.{unknown[0]}"
             raise HttpError(f"{at}: expected nothing, since it is not supported", at, code="unknown_parameter")
-        length += len(str(content))
+        length += sum(map(len, given.values()))
         texts.append(given)
     if length > limits.prompt:
         raise HttpError(f"messages: expected at most {limits.prompt} characters, got {length}", "messages")

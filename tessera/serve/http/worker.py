@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import select
 import socket
 import sys
 import threading
@@ -46,7 +47,6 @@ class Worker:
         self._streams: dict[int, Stream] = {}
         self._news = threading.Event()
         self._sending = threading.Lock()
-        self._left = False
         self._told = 0.0
 
     def send(self, *messages: Message) -> None:
@@ -61,8 +61,6 @@ class Worker:
         while (message := receive(self.heard)) is not None:
             self._handle(message)
             self._news.set()
-        self._left = True
-        self._news.set()
 
     def _handle(self, message: Message) -> None:
         doings: dict[object, Callable[[Message], None]] = {
@@ -119,7 +117,7 @@ class Worker:
 
     def run(self) -> None:
         """Steps while there is anything to compute; what they give is sent at once."""
-        while not self._left:
+        while True:
             if self.engine.busy:
                 self.engine.step()
             else:
@@ -173,8 +171,17 @@ def _field(text: str, message: Message) -> tuple[str | None, str]:
     return field, text if field is None else f"{field}:{told}"
 
 
+def end_with(sock: socket.socket) -> None:
+    """When the server has gone, end at once: also while the model is compiled, or a step runs."""
+    poll = select.poll()
+    poll.register(sock, 0)  # that the other side has gone is told unasked
+    poll.poll()
+    os._exit(0)
+
+
 def main() -> int:
     sock = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=end_with, args=(sock,), daemon=True).start()
     heard = sock.makefile("rb")
     options = receive(heard)
     if options is None:
@@ -182,6 +189,7 @@ def main() -> int:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)  # 1024 without it; read at the first product
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     try:
+        options.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
         engine = Engine(**options)  # type: ignore[arg-type]
         engine.warm()  # for the first request; what a crowd needs is captured as it comes
     except (TesseraError, OSError, torch.OutOfMemoryError) as error:
@@ -189,8 +197,8 @@ def main() -> int:
         return 2
     gc.freeze()  # the model and the compiler stay: to walk over them again would make everybody wait for 0.3 s
     worker = Worker(engine, sock, heard)
-    room = engine.scheduler.most_running + engine.scheduler.most_waiting
-    worker.send({"op": "ready", "longest": engine.longest, "room": room})
+    running, waiting = engine.scheduler.most_running, engine.scheduler.most_waiting
+    worker.send({"op": "ready", "longest": engine.longest, "running": running, "waiting": waiting})
     threading.Thread(target=worker.read, daemon=True).start()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server has gone
         worker.run()

@@ -1,7 +1,8 @@
 """Jobs of `tessera bench serve --table` that ask from outside, as users do: other processes are started.
 
-    http    a server, Poisson arrivals, 8 requests a second of 512 tokens in and 128 out, by the client of OpenAI
-    start   from the command `tessera generate` to the first token: of an artifact, and of a folder with empty caches
+    http      a server, Poisson arrivals, 8 requests a second of 512 tokens in and 128 out, by the client of OpenAI
+    artifact  from the command `tessera generate` to the first token, of one file that holds programs and weights
+    folder    the same of a folder, with empty caches
 
 Folders hold random weights, and a tokenizer that spells every token.
 """
@@ -20,12 +21,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tessera.serve.engine import Engine
 from tessera.tools.bench.model_first import CACHES
 from tessera.tools.bench.serve_load import Result, arrivals, drive, percentile, served_model
 from tessera.tools.bench.serve_place import LLAMA, Measured, Place, Say, config_of, free, here, least, network
 from tessera.util.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 COMMAND = (sys.executable, "-m", "tessera.tools.cli")
 RATE, ASKED = 8.0, (512, 128)
@@ -109,34 +114,64 @@ def _latencies(results: Sequence[Result], lengths: tuple[int, int], client: str,
             )
 
 
-def start(place: Place) -> Iterator[Measured]:
-    """Files were just written, so weights are in the page cache."""
+def artifact(place: Place) -> Iterator[Measured]:
     with tempfile.TemporaryDirectory() as kept:
-        folder, artifact = Path(kept) / "llama", Path(kept) / "llama.tess"
-        bare(folder, place)
-        place.say("start: writing a folder and an artifact")
-        model = network(LLAMA, place)
-        model.config.eos_token_id = model.generation_config.eos_token_id = None  # type: ignore[union-attr]
-        model.save_pretrained(folder)
+        file = Path(kept) / "llama.tess"
+        bare(Path(kept), place)
+        place.say("artifact: writing it")
+        model = _endless(place)
         # Nothing is compiled for this process: the file's programs are.
         engine = Engine(
-            model, tokenizer=_tokenizer(folder), memory=place.small, longest=2048, device=place.device, compiled=False
+            model, tokenizer=_tokenizer(kept), memory=place.small, longest=2048, device=place.device, compiled=False
         )
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        engine.export(artifact)
+        engine.export(file)
+        limit = _copied(model, place)
         del engine, model
         free()
-        limit = weights / here(place)["link.pcie"]
+        yield _first("artifact", file, "first token", 10.0, limit, place)
+
+
+def folder(place: Place) -> Iterator[Measured]:
+    with tempfile.TemporaryDirectory() as kept:
+        written = Path(kept) / "llama"
+        bare(written, place)
+        place.say("folder: writing it")
+        model = _endless(place)
+        model.save_pretrained(written)
+        limit = _copied(model, place)
+        del model
+        free()
         empty = {variable: str(Path(kept) / variable.lower()) for variable in CACHES}
-        for what, model, environment, bound in (
-            ("artifact", artifact, {}, 10.0), ("folder, empty caches", folder, empty, 60.0),
-        ):  # fmt: skip
-            place.say(f"start: {what}")
-            took, whole = first_text(str(model), place, environment)
-            yield Measured("start", what, took, "s", bound, False, limit, f"{whole:.1f} s to the end of the process")
+        yield _first("folder", written, "first token, empty caches", 60.0, limit, place, empty)
 
 
-def _tokenizer(folder: Path):  # noqa: ANN202
+def _endless(place: Place) -> PreTrainedModel:
+    model = network(LLAMA, place)
+    model.config.eos_token_id = model.generation_config.eos_token_id = None  # type: ignore[union-attr]
+    return model
+
+
+def _copied(model: PreTrainedModel, place: Place) -> float:
+    """Seconds in which the weights could be copied to the device."""
+    return sum(p.numel() * p.element_size() for p in model.parameters()) / here(place)["link.pcie"]
+
+
+def _first(
+    job: str,
+    model: Path,
+    what: str,
+    bound: float,
+    limit: float,
+    place: Place,
+    environment: Mapping[str, str] | None = None,
+) -> Measured:
+    """From the command to the first token. Files were just written, so weights are in the page cache."""
+    place.say(f"{job}: the first token")
+    took, whole = first_text(str(model), place, environment or {})
+    return Measured(job, what, took, "s", bound, False, limit, f"{whole:.1f} s to the end of the process")
+
+
+def _tokenizer(folder: str):  # noqa: ANN202
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)

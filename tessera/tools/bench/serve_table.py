@@ -6,6 +6,7 @@ a job was not measured again. A job that fails, or that the deadline stops, leav
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -25,9 +26,9 @@ from tessera.tools.bench.serve_place import Measured, Place
 
 JOBS: dict[str, Callable[[Place], Iterator[Measured]]] = {
     "qwen": offline.qwen, "llama": offline.llama, "fp8": offline.fp8, "one": offline.one, "int4": offline.int4,
-    "http": outside.http, "long": offline.long, "prefix": offline.prefix, "idle": promises.idle, "start": outside.start,
-    "deterministic": offline.deterministic, "repeats": promises.repeats, "tokens": promises.tokens,
-    "huggingface": offline.huggingface,
+    "http": outside.http, "long": offline.long, "prefix": offline.prefix, "idle": promises.idle,
+    "artifact": outside.artifact, "folder": outside.folder, "deterministic": offline.deterministic,
+    "repeats": promises.repeats, "tokens": promises.tokens, "huggingface": offline.huggingface,
 }  # fmt: skip
 ROW = "row "  # what a line of a job's output begins with that holds a figure
 
@@ -67,13 +68,21 @@ def apart(name: str, place: Place, seconds: float | None) -> list[Measured]:
             out, _ = process.communicate(timeout=seconds)
             why = "" if process.returncode == 0 else f"ended with code {process.returncode}"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # what it started, too
+            _end(process)
             out, _ = process.communicate()
             why = f"stopped after {seconds:.0f} s"
+        finally:
+            _end(process)
         said.seek(0)
         last = said.read().strip()[-600:]
     rows = [Measured(**json.loads(line[len(ROW) :])) for line in out.splitlines() if line.startswith(ROW)]
     return rows if not why else [*rows, Measured(name, "failed", None, note=f"{why}: {last}")]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a job, however it went, and all that it has started: the next one has the machine to itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def compared(rows: Sequence[Measured]) -> list[Measured]:
