@@ -204,7 +204,7 @@ def test_what_is_refused() -> None:
         (2.5, None, "chips: expected 1 to 256, as many as lpx has; got 2.5"),
         (True, None, "chips: expected 1 to 256"),
         (2, "tensor", "cut: expected words and counts"),
-        (2, {"tensors": 2}, "cut: expected tensor, pipeline"),
+        (2, {"tensors": 2}, "cut: expected tensor, experts, pipeline"),
         (2, {"tensor": 2}, r"no weight of Linear can be cut in 2: expected sizes that it divides, got \[17, 17\]"),
     ],
 )
