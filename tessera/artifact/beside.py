@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tessera.artifact.container import Container, written_whole
+from tessera.artifact.container import Container
 from tessera.artifact.weights import Shelf, memory_of, stored_as, tensors_in
 from tessera.util.errors import ArtifactError, OptionError
+from tessera.util.files import written_whole
 from tessera.util.inside import OutsideError, open_inside
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors")

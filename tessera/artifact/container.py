@@ -17,15 +17,14 @@ import os
 import re
 import stat
 import struct
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from tessera.artifact.text import MOST_VALUES, count_values, read_json, write_json
 from tessera.util.errors import ArtifactError
+from tessera.util.files import written_whole
 
 MAGIC = b"\x89TESSERA"
 VERSION = 1
@@ -53,24 +52,6 @@ class Seals:
 
     tag: bytes = bytes(32)
     signatures: tuple[tuple[bytes, bytes], ...] = ()
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that is written beside its place and moved there at the end; if something is raised, nothing is left."""
-    handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
 
 
 class Writer:
@@ -122,7 +103,8 @@ class Container:
             raise self.wrong("page 0", "expected an artifact, which begins with \\x89TESSERA")
         if version not in READ_VERSIONS:
             told = ", ".join(map(str, READ_VERSIONS))
-            raise self.wrong("page 0", f"expected format version {told}, got {version}; a newer Tessera reads it")
+            newer = "; a newer Tessera reads it" if version > max(READ_VERSIONS) else ""
+            raise self.wrong("page 0", f"expected format version {told}, got {version}{newer}")
         if count > MOST_SIGNATURES:
             raise self.wrong("page 0", f"expected at most {MOST_SIGNATURES} signatures, got {count}")
         end = HEAD.size + count * SIGNATURE

@@ -29,6 +29,7 @@ from tessera.machines import known, machine
 from tessera.tile.targets import missing
 from tessera.tile.targets.cpu.levels import LEVELS, levels_here
 from tessera.util.errors import OptionError
+from tessera.util.files import check_writable
 from tessera.util.version import VERSION
 
 MAIN = "main"
@@ -68,6 +69,7 @@ def write(
 ) -> None:  # fmt: skip
     """The same for entries of a model, its arguments, those by name, and its sizes. `facts` go into the manifest and
     `members` into the file, for whoever reads them there. The entries `few` have few rows, and need Triton."""
+    check_writable(path)
     kernels = dict(_kernels(t) for t in ([targets] if isinstance(targets, str) else targets))
     shelf = Shelf()
     entries = {name: Entry(name, source_of(*call, name), shelf) for name, call in given.items()}

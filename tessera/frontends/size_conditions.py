@@ -112,6 +112,8 @@ class _Tail:
                     if isinstance(op, ast.FloorDiv)
                     else _trimmed((rest,))
                 )
+            case ast.FloorDiv() | ast.Mod() if len(b) > len(a) and self.sign(a) >= 0 and self.sign(_minus(b, a)) > 0:
+                return () if isinstance(op, ast.FloorDiv) else a  # what grows divides less than itself
         raise _UnknownError
 
     def sign(self, a: Polynomial) -> int:

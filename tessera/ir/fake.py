@@ -13,13 +13,14 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from tessera.ir import size_rules
 from tessera.ir.equation import Arg, Equation, Operator, Special, Value, map_values, values_in
 from tessera.ir.index_put import index_put
 from tessera.ir.recurrent import RECURRENT
 from tessera.ir.schema import is_pointwise, is_view
 from tessera.ir.types import SYMBOLIC, Size, TensorType, number_text, size_hint, type_of
 from tessera.ir.views import MAY_COPY
-from tessera.torch_internals import pytree, shapes
+from tessera.torch_internals import shapes
 from tessera.torch_internals.autograd import lazy_conj, lazy_neg
 from tessera.torch_internals.dispatch import (
     BelowAutograd,
@@ -33,7 +34,7 @@ from tessera.torch_internals.dispatch import (
     no_python_dispatcher,
 )
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode, without_cache
-from tessera.torch_internals.memory import memory_of, storage_id
+from tessera.torch_internals.memory import storage_id
 from tessera.torch_internals.operators import OpOverload, op_name, op_schema, suggest_memory_format
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
@@ -192,12 +193,19 @@ def _reshape(op: OpOverload) -> Callable:
     """A view where there is one."""
 
     def rule(x: torch.Tensor, size: Sequence[Size]) -> torch.Tensor:
+        if (out := size_rules.reshaped(x, size)) is not None:
+            return out
         try:
             return _view(x, size) if _are_numbers(x, size) else op(x, size)
         except CaptureError:
             return op(x, size)
 
     return rule
+
+
+def _matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = size_rules.matmul(x, y)
+    return _aten.matmul.default(x, y) if out is None else out
 
 
 def _ctc_loss(
@@ -216,6 +224,7 @@ _RULES: dict[object, Callable] = {
     # A layer's kernel for evaluation gives rows of a product; PyTorch's rule has them lie as the input does.
     _aten._transformer_encoder_layer_fwd.default: lambda x, *_, **__: x.new_empty(x.shape),
     **{op: _ctc_loss for op in (_aten.ctc_loss.Tensor, _aten.ctc_loss.IntList)},
+    _aten.matmul.default: _matmul,
     _aten.index_put.default: index_put,
     _aten.view.default: _view,
     **{op: _reshape(op) for op in (_aten.reshape.default, _aten._unsafe_view.default)},
@@ -266,10 +275,7 @@ _RULES: dict[object, Callable] = {
         )
     },
 }
-# The library chooses their kernels by flags, which no argument tells.
-_BY_SETTINGS = {_aten.scaled_dot_product_attention.default}
 _memory: dict[tuple, object] = {}
-_own_results: dict[tuple, tuple[type | None, list]] = {}  # the kind of sequence, if it is one, and the types in it
 _UNKNOWN = object()
 _of_thread = threading.local()
 
@@ -319,11 +325,11 @@ def fake_of(value_type: TensorType, mode: FakeTensorMode) -> FakeTensor:
 
 
 def fakes_of(types: Iterable[TensorType], mode: FakeTensorMode) -> list[FakeTensor]:
-    """Those with known sizes are made without asking the mode, in a fifth of the time."""
-    with disable_current_modes(), BelowAutograd():
+    """Plain ones are made without asking the mode, in a fifth of the time where sizes are known."""
+    with disable_current_modes(), BelowAutograd(), no_python_dispatcher():
         return [
             FakeTensor(mode, torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device="meta"), t.device)
-            if t.layout is torch.strided and t.bits == (False, False) and not t.is_symbolic
+            if t.layout is torch.strided and t.bits == (False, False)
             else _fake_by_mode(t, mode)
             for t in types
         ]
@@ -376,47 +382,19 @@ def mentions_symbols(a: Arg | TensorType) -> bool:
 
 def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> object:
     """The types of what `op` gives: a Type, or a list of them (None where a result is not there)."""
-    key = _call_key(op, args, kwargs)
+    key = call_key(op, args, kwargs)
     if (known := _memory.get(key, _UNKNOWN)) is not _UNKNOWN:
         return known
-    if mentions_symbols((args, kwargs)):
-        key = (*key, id(mode.shape_env))
-    if key not in _memory:
-        _memory[key] = _run(op, args, kwargs, mode)
-    return _memory[key]
+    memory = _memory
+    if mentions_symbols((args, kwargs)) and mode.shape_env is not None:
+        memory = shapes.notes(mode.shape_env, "types")
+    if key not in memory:
+        memory[key] = _run(op, args, kwargs, mode)
+    return memory[key]
 
 
-def _call_key(op: Operator, args: tuple, kwargs: dict) -> tuple:
+def call_key(op: Operator, args: tuple, kwargs: dict) -> tuple:
     return (op, argument_key(args), argument_key(kwargs), torch.get_default_dtype())
-
-
-def remembered(rule: Callable, op: OpOverload, tensors: Sequence[torch.Tensor], args: tuple, kwargs: dict) -> object:
-    """`rule(*args, **kwargs)` on fake tensors, which are `tensors`. Where it gave tensors with memory of their own for
-    arguments of these types before, it is not run again."""
-    types: tuple = pytree.tree_map_only(torch.Tensor, type_of, (args, kwargs))  # type: ignore[assignment]
-    if not tensors or not _told_by_types(op) or mentions_symbols(types):
-        return rule(*args, **kwargs)
-    key = _call_key(op, *types)
-    if (known := _own_results.get(key)) is not None:
-        fakes = fakes_of(known[1], tensors[0].fake_mode)  # type: ignore[attr-defined]
-        return fakes[0] if known[0] is None else known[0](fakes)
-    out = rule(*args, **kwargs)
-    results = list(out) if type(out) in (tuple, list) else [out]
-    memory = {memory_of(x) for x in results}
-    apart = len(memory) == len(results) and memory.isdisjoint(map(memory_of, tensors))
-    if apart and all(isinstance(x, FakeTensor) for x in results):
-        given = [type_of(x) for x in results]
-        if not any(t.is_symbolic or t.offset for t in given):  # type: ignore[union-attr]
-            _own_results[key] = type(out) if type(out) in (tuple, list) else None, given
-    return out
-
-
-@functools.cache
-def _told_by_types(op: OpOverload) -> bool:
-    """Types of results follow from those of arguments alone. Where data has a part in it, sizes are symbols, of which a
-    program may learn what they are: another one has not. A user's operator may do as it likes."""
-    by_data = torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags
-    return op.namespace == "aten" and not (by_data or op_schema(op).is_mutable or op in _BY_SETTINGS)
 
 
 def rule_of(op: OpOverload) -> Callable:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.ir import fake
+from tessera.ir.remembered import remembered
 from tessera.ir.schema import schema_of
 from tessera.torch_internals import pytree
 from tessera.torch_internals.dispatch import disable_current_modes
@@ -46,7 +46,7 @@ def call(rule: Callable, op: OpOverload, args: tuple, kwargs: dict) -> tuple[obj
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     constants = [constant_of(x) for x in tensors]
     if all(c is None for c in constants):
-        return fake.remembered(rule, op, tensors, args, kwargs), False
+        return remembered(rule, op, tensors, args, kwargs), False
     if _tells(op):
         return rule(*args, **kwargs), False
     known = dict(zip(map(id, tensors), constants, strict=True))

@@ -22,6 +22,7 @@ from tessera.onnx.arrays import to_numpy, to_torch
 from tessera.onnx.captured import Leaving, captured_model
 from tessera.torch_internals import pytree
 from tessera.util.errors import OptionError
+from tessera.util.files import check_writable
 
 DEFAULT = 23  # the first opset with attention and RMS normalisation
 DRAWING = 21  # the last whose random numbers ONNX Runtime draws
@@ -49,6 +50,8 @@ def export(
     """
     if opset is not None and not OLDEST <= opset <= NEWEST:
         raise OptionError(f"opset: expected {OLDEST} to {NEWEST}, got {opset}")
+    if path is not None:
+        check_writable(os.fspath(path))
     leaving = captured_model(model, args, kwargs or {}, dynamic, _name(model))
     version = opset or min(DRAWING if random_inside(leaving.program.trace) else DEFAULT, NEWEST)
     expected = _eager(model, args, kwargs or {}) if check else None

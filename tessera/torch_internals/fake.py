@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tessera.torch_internals.dispatch import ModeKey, dispatch_mode
+import torch
+
+from tessera.torch_internals.dispatch import BelowAutograd, ModeKey, disable_current_modes, dispatch_mode
 from tessera.torch_internals.lookup import symbol
 
 _HOME = "torch._subclasses.fake_tensor"
@@ -27,6 +31,19 @@ without_cache = symbol(f"{_HOME}.disable_fake_tensor_cache", "types that are rem
 detect_fake_mode = symbol("torch._guards.detect_fake_mode", "finding the mode that a program's fake tensors live in")
 # The fake mode that a user has entered, if any.
 active_fake_mode = partial(dispatch_mode, ModeKey.FAKE)
+
+
+_as_meta = symbol(f"{_HOME}.in_kernel_invocation_manager", "views of fake tensors")
+
+
+def shown_as(x: FakeTensor, shape: Sequence, stride: Sequence, offset: Any) -> FakeTensor:
+    """A view of the memory of `x`."""
+    mode, device = x.fake_mode, x.device
+    env = mode.shape_env
+    with disable_current_modes(), BelowAutograd(), nullcontext() if env is None else env.suppress_guards():
+        with _as_meta(mode):
+            view = torch.as_strided(x, shape, stride, offset)
+        return FakeTensor(mode, view, device)
 
 
 def forget_tensors(mode: FakeTensorMode) -> None:

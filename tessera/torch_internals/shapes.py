@@ -94,6 +94,23 @@ def new_guards(env: ShapeEnv) -> Iterator[list]:
         del env.guards[count:]
         env.axioms = axioms
         env._version_counter += 1
+        # What was found out while the conditions held: by PyTorch, which takes no condition twice, and by us.
+        for asked in ("_inner_evaluate_expr", "evaluate_expr"):
+            getattr(getattr(env, asked, None), "cache_clear", bool)()
+        env.__dict__.pop(_NOTES, None)
+
+
+_NOTES = "_tessera_notes"
+
+
+def notes(env: ShapeEnv, of: str) -> dict:
+    """Of one kind, what is remembered of programs over an environment's symbols. It goes when they go."""
+    return env.__dict__.setdefault(_NOTES, {}).setdefault(of, {})
+
+
+def suppresses_guards(env: ShapeEnv) -> bool:
+    """Conditions are not written down now."""
+    return env._suppress_guards_tls()
 
 
 def follows(env: ShapeEnv, condition: Any) -> bool:

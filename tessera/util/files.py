@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from tessera.util.errors import OptionError
 
@@ -20,3 +24,21 @@ def check_writable(path: str | Path) -> None:
         raise OptionError(f"{path}: the folder {path.parent} does not exist")
     if not os.access(place, os.W_OK):
         raise OptionError(f"{path}: cannot be written: no permission")
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that is written beside its place and moved there at the end; if something is raised, nothing is left."""
+    handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)

@@ -415,6 +415,8 @@ def test_what_export_refuses(mlp: nn.Module, tmp_path: Path) -> None:
         tessera.export(mlp, (x,), path, targets="tpu")
     with pytest.raises(OptionError, match="plain names of entries"):
         tessera.export({"a b": (mlp, (x,))}, path=path)
+    with pytest.raises(OptionError, match="the folder .*nowhere does not exist"):  # said before the work
+        tessera.export(branches, (x,), tmp_path / "nowhere" / "m.tess")
     assert os.listdir(tmp_path) == []  # nothing half written is left
 
 

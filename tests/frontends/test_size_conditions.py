@@ -38,6 +38,10 @@ NAMES = {"__builtins__": {}, "Max": max, "min": min, "Mod": lambda a, b: a % b}
         ("n % 4099 != 1 // 4099", None),  # too many remainders
         ("n // m > 1", None),
         ("9 // n > 1", None),
+        ("9 // n < 2", 5),
+        ("(1 % (1 + (n // 2))) != 0", 2),  # what scaling a transform asks
+        ("(n + 3) % (n * n) == n + 3", 3),
+        ("-1 // n == -1", None),
         ("n % 0 == 1", None),
         ("n + 0.5 > 2", None),
         ("n.real > 0", None),
@@ -62,7 +66,7 @@ def expression(rng: random.Random, depth: int) -> str:
         return rng.choice(["n", "n", str(rng.randint(0, 9))])
     a, b, number = expression(rng, depth - 1), expression(rng, depth - 1), rng.randint(1, 5)
     forms = (f"({a} + {b})", f"({a} - {b})", f"{a} * {b}", f"{a} // {number}", f"Mod({a}, {number})", f"Max({a}, {b})")
-    return rng.choice((*forms, f"min({a}, {b})", f"-{a}"))
+    return rng.choice((*forms, f"min({a}, {b})", f"-{a}", f"({number} // (1 + Max({a}, 0)))"))
 
 
 @pytest.mark.parametrize("seed", range(8))

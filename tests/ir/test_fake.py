@@ -13,7 +13,6 @@ import tessera
 from tessera.ir import fake
 from tessera.ir.strides import laid_out
 from tessera.ir.verify import verify
-from tessera.torch_internals.memory import storage_id
 
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
@@ -184,22 +183,6 @@ def test_integers_are_divided_in_the_default_dtype(dtype: torch.dtype) -> None:
         verify(trace)
     finally:
         torch.set_default_dtype(before)
-
-
-@pytest.mark.parametrize(("op", "runs"), [(aten.exp.default, 1), (aten.alias.default, 2), (aten.exp_.default, 2)])
-def test_what_has_memory_of_its_own_is_computed_once(op: torch._ops.OpOverload, runs: int) -> None:
-    mode, ran = fake.default_mode(), []
-
-    def rule(x: torch.Tensor) -> torch.Tensor:
-        ran.append(x)
-        return op(x)
-
-    with mode:
-        for x in (torch.empty(5, 771).t(), torch.empty(5, 771).t()):
-            out = fake.remembered(rule, op, [x], (x,), {})
-            assert isinstance(out, torch.Tensor) and out.fake_mode is mode and out.stride() == (1, 771)
-            assert (storage_id(out) == storage_id(x)) == (runs == 2)
-    assert len(ran) == runs
 
 
 def test_sizes_that_one_program_learned_are_no_other_programs() -> None:

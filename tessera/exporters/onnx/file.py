@@ -8,14 +8,15 @@ then renamed, the weights first: whoever looks sees a whole model or the one bef
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import BinaryIO
 
 from tessera.exporters.onnx.graph import Content
 from tessera.exporters.onnx.model import byte_count, raw, to_tensor
 from tessera.frontends.onnx.elements import code_of
 from tessera.frontends.onnx.proto import onnx
+from tessera.util.files import written_whole
 
 INSIDE = 1 << 30  # bytes of weights that a file holds itself
 ALIGNED = 4096
@@ -33,9 +34,11 @@ def save(model: onnx.ModelProto, weights: Mapping[str, Content], path: str, insi
         message = with_weights(model, weights)
     else:
         beside = os.path.basename(path) + ".data"
-        _replace(f"{path}.data", lambda file: _write_beside(file, model, weights, beside))
+        with written_whole(Path(f"{path}.data")) as file:
+            _write_beside(file, model, weights, beside)
         message = model
-    _replace(path, lambda file: file.write(message.SerializeToString()))
+    with written_whole(Path(path)) as file:
+        file.write(message.SerializeToString())
 
 
 def _write_beside(file: BinaryIO, model: onnx.ModelProto, weights: Mapping[str, Content], name: str) -> None:
@@ -51,21 +54,3 @@ def _write_beside(file: BinaryIO, model: onnx.ModelProto, weights: Mapping[str, 
             message.external_data.add(key=k, value=str(v))
         model.graph.initializer.append(message)
         file.write(content)
-
-
-def _replace(path: str, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file whole or not at all."""
-    folder = os.path.dirname(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(path)}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -335,6 +335,14 @@ def test_fourier_and_triangular_systems() -> None:
     torch.testing.assert_close(a.tril() @ solved, b)
 
 
+def test_a_transform_of_no_rows() -> None:
+    text = """func.func @main(%x: tensor<0x8xf32>) -> tensor<0x5xcomplex<f32>> {
+      %0 = stablehlo.fft %x, type = RFFT, length = [8] : (tensor<0x8xf32>) -> tensor<0x5xcomplex<f32>>
+      return %0 : tensor<0x5xcomplex<f32>> }"""
+    (out,) = run(text, torch.randn(0, 8))
+    assert out.shape == (0, 5) and out.dtype == torch.complex64
+
+
 def test_what_has_no_meaning_is_refused_by_name() -> None:
     text = """func.func @main(%t: tensor<f32>) -> tensor<ui32> {
       %0 = stablehlo.partition_id : tensor<ui32>

@@ -11,6 +11,7 @@ from tessera.frontends.onnx.interpreter import Context
 from tessera.frontends.onnx.operators.allocation import allowed
 from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.values import number, numbers
+from tessera.ir.size_rules import left_over
 
 Tensor = torch.Tensor
 
@@ -32,7 +33,7 @@ def size_of(x: Tensor) -> Tensor:
 
 def _reshaped(x: Tensor, target: list[int], allowzero: int = 0) -> Tensor:
     sizes = [x.shape[i] if type(n) is int and n == 0 and not allowzero else n for i, n in enumerate(target)]
-    return x.reshape(sizes)
+    return x.reshape(left_over(x.shape, sizes))
 
 
 @operator("Reshape", 5, moves=True, sizes=(1,))

@@ -52,7 +52,7 @@ def _cholesky(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def fft(site: Site, x: torch.Tensor) -> torch.Tensor:
     length = site["fft_length"]
     dims = list(range(x.ndim - len(length), x.ndim))
-    if any(n == 0 for n in length) or not dims:
+    if any(type(n) is int and n == 0 for n in (*length, *x.shape)) or not dims:  # a library refuses no elements
         return x.to(site.element.held) if not dims else x.new_zeros(site.result.shape, dtype=site.element.held)
     match site["fft_type"]:
         case "FFT":
