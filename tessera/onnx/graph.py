@@ -46,7 +46,7 @@ class RunningGraph:
             return self.direct(Importer(self.model, self.limits.given(self.bytes(values)), device), values)
         limits = self.compiler.limits = self.limits.given(self.bytes(values))
         if not self.compiles:
-            return self.direct(Interpreter(self.model, limits, device), values)
+            return self.direct(Interpreter(self.model, limits, device, self.compiler.foreseen), values)
         place, parts = 0, self.plan.parts
         while place < len(parts):
             results = self.compiler.call(parts[place], values, device)

@@ -19,7 +19,7 @@ from tessera.frontends.onnx.importer import Importer, Stop
 from tessera.frontends.onnx.interpreter import Interpreter, Scope
 from tessera.frontends.onnx.limits import Limits
 from tessera.frontends.onnx.segments import Part, Plan
-from tessera.frontends.onnx.structure import Model, ValueInfo
+from tessera.frontends.onnx.structure import Model, Node, ValueInfo
 from tessera.frontends.onnx.symbols import holds
 from tessera.just_in_time.backend import Backend
 from tessera.onnx.state import State
@@ -39,6 +39,7 @@ class Compiler:
     ) -> None:
         self.model, self.state, self.limits, self.plan, self.backend = model, state, limits, plan, backend
         self.infos = infos
+        self.foreseen: dict[tuple, Node] = {}  # what interpreters have found to fit
         self.told: set[int] = set()  # parts of which `explain` has heard that the interpreter runs them
 
     def call(self, part: Part, values: Values, device: torch.device) -> dict[str, object] | None:
@@ -181,7 +182,7 @@ class Compiler:
     def run(self, part: Part, values: Values, device: torch.device) -> dict[str, object]:
         scope = Scope(self.model.opsets, graph=self.model.graph)
         scope.values.update({n: values[n] if n in values else self.state[n] for n in part.inputs})
-        interpreter = Interpreter(self.model, self.limits, device)
+        interpreter = Interpreter(self.model, self.limits, device, self.foreseen)
         for node in part.nodes:
             interpreter.run_node(node, scope)
         return {name: scope[name] for name in part.outputs}

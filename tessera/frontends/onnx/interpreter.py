@@ -26,6 +26,7 @@ from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
 from tessera.util.errors import TesseraError
 
 WIDEST = 16  # bytes of an element
+REMEMBERED = 4096  # nodes with types whose results fit
 # Integers as wide as types that PyTorch hardly computes with, for operators that only move elements.
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOVED_AS = {t: _SAME_WIDTH[t.itemsize] for t in (*WIDE_UNSIGNED, *FLOAT8_DTYPES)}
@@ -89,11 +90,18 @@ class Context:
 class Interpreter:
     passed: tuple[type[Exception], ...] = ()  # errors that are no node's fault
 
-    def __init__(self, model: Model, limits: Limits = LIMITS, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        model: Model,
+        limits: Limits = LIMITS,
+        device: torch.device | str = "cpu",
+        foreseen: dict[tuple, Node] | None = None,
+    ) -> None:
+        """`foreseen`: nodes and types whose results fit, as earlier runs have found out."""
         self.model, self.limits, self.device = model, limits, torch.device(device)
         self.depth = 0
         self.turns = 0  # of loops
-        self.foreseen: set[tuple] = set()  # nodes and types whose results fit
+        self.foreseen = {} if foreseen is None else foreseen
 
     def run(self, inputs: Mapping[str, object]) -> list[object]:
         """The results of the model's graph; `inputs` may replace initializers too."""
@@ -222,11 +230,13 @@ def foresee(meaning: Meaning, context: Context, args: list, attributes: dict) ->
     limit, seen = context.limits.tensor_bytes, context.interpreter.foreseen
     if meaning.interpreted or math.prod(max(x.numel(), 1) for x in tensors) * WIDEST <= limit:
         return
-    key = (id(context.node), *((x.shape, x.dtype) for x in tensors))
+    key = (id(context.node), limit, *((x.shape, x.dtype) for x in tensors))
     if key in seen or subgraphs(context.node):
         return
     refuse_large(_foreseen(meaning, args, attributes), context)
-    seen.add(key)
+    if len(seen) >= REMEMBERED:
+        seen.clear()
+    seen[key] = context.node  # as long as it stands here, no other node has its id
 
 
 def refuse_large(results: object, context: Context) -> None:

@@ -13,6 +13,7 @@ import torch
 from graphs import BOOL, INT64, STRING, constant, graph, helper, model, node, onnx, value
 
 from tessera import onnx as tessera_onnx
+from tessera.frontends.onnx import interpreter
 from tessera.frontends.onnx.elements import BITS, RANGES
 from tessera.frontends.onnx.limits import LIMITS, Limits
 from tessera.frontends.onnx.operators.patterns import MOST_STEPS, steps
@@ -213,3 +214,20 @@ def test_many_graphs_see_what_is_around_them() -> None:
         nodes.append(node("If", ["c"], [f"y{i}"], then_branch=branches[0], else_branch=branches[1]))
     made = model(nodes, [value("x", [4]), value("c", [], BOOL)], ["y2999"])
     assert len(tessera_onnx.load(made).input_names) == 2
+
+
+def test_sizes_of_results_are_foreseen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    foreseen = interpreter._foreseen
+    monkeypatch.setattr(interpreter, "_foreseen", lambda *args: asked.append(args) or foreseen(*args))
+    file = model(
+        [node("MatMul", ["x", "w"], ["y"])],
+        [value("x", ["n", 64], onnx.TensorProto.DOUBLE)],
+        ["y"],
+        [constant("w", np.eye(64, 512))],
+    )
+    net = tessera_onnx.load(file, compile=False)
+    few, many = torch.randn(512, 64).double(), torch.randn(1024, 64).double()
+    for x in (few, few, many, few):
+        torch.testing.assert_close(net(x), x @ torch.eye(64, 512, dtype=torch.float64))
+    assert len(asked) == 2
