@@ -40,6 +40,7 @@ from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits
 from tessera.pipeline.sharded import ShardedRun, digest, partition_data, told
 from tessera.runtime.double_backward import Derivative, Wanted
+from tessera.runtime.linked import Level
 from tessera.store.key import Key
 from tessera.store.program import Stored
 from tessera.torch_internals import pytree
@@ -210,7 +211,7 @@ class ShardedGraph(Compilation):
         self.digest = stored.details["digest"]
         return super().restored(programs, stored)
 
-    def derivative(self, wanted: Wanted, again: bool) -> Derivative:
+    def derivative(self, wanted: Wanted, again: bool, level: Level | None) -> Derivative:
         raise DoubleBackwardError("expected gradients that are not differentiated again: on a mesh they cannot be yet")
 
     def through(self, captured: Captured, edits: Edits) -> tuple[Executable, Account]:
