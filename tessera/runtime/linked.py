@@ -126,7 +126,8 @@ def linked(apply: Callable, levels: tuple[Level, ...], results: Sequence[int], f
             return out
         out = list(out)
         for level in levels:
-            behind = Link.apply(level, flows, *[out[i] for i in level.results], *[out[i] for i in level.inner], _leaf)
+            leaf = (_leaf,) if level is levels[0] else ()  # other levels lead to that one
+            behind = Link.apply(level, flows, *[out[i] for i in level.results], *[out[i] for i in level.inner], *leaf)
             for i, result in zip(level.results, behind, strict=True):
                 out[i] = result
         for i in results:
