@@ -60,10 +60,10 @@ def backward(out: object, *places: int, keep: bool = False) -> None:
 
 
 def apart(out: object, *given: object) -> list[Tensor]:
-    """The tensors of a result that have a history, are no views, and share memory with no other one."""
+    """The tensors of a result that have a history and share memory with no other one."""
     found, theirs = floats(out), [x for x in given if isinstance(x, Tensor)]
     count = Counter(x.untyped_storage().data_ptr() for x in [*found, *theirs])
-    return [x for x in found if not x.is_leaf and not x._is_view() and count[x.untyped_storage().data_ptr()] == 1]
+    return [x for x in found if not x.is_leaf and count[x.untyped_storage().data_ptr()] == 1]
 
 
 def retain(own: list[Tensor]) -> None:
