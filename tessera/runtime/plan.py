@@ -143,13 +143,16 @@ def _links(captured: Captured, outputs: Sequence[int], count: int, pulled: set[i
     places = dict(zip(_computed(captured), outputs, strict=False))
     links: list[set[int]] = [set() for _ in range(count)]
     made_of: dict[Value, set[int]] = {}
+    made: set[int | None] = set()
     for e in captured.trace.equations:
         through = NO_GRAD not in e.tags and not stops(e)
         behind = set[int]().union(*(made_of.get(v, ()) for v in e.inputs())) if through else set[int]()
         for v in e.results():
             place = places.get(v)
             if place in pulled:
-                links[place] |= behind - {place}  # type: ignore[index]
+                if place not in made:  # an equal value that comes later could close a circle
+                    links[place] |= behind  # type: ignore[index]
+                made.add(place)
                 made_of[v] = {place}  # type: ignore[arg-type]
             elif behind and _floats(v):
                 made_of[v] = behind

@@ -292,6 +292,23 @@ def test_a_call_leaves_nothing_behind() -> None:
             gc.enable()
 
 
+def test_a_result_that_equals_what_it_is_made_of() -> None:
+    """One value stands for both then."""
+
+    def program(x):
+        first = x.sin()
+        second = -first
+        return first, second, -second
+
+    compiled, grads = tessera.jit(program, strict=True), []
+    for fn in (compiled, program):
+        x = torch.linspace(0, 1, 3, dtype=torch.float64).requires_grad_()
+        first, second, third = fn(x)
+        (first.sum() + second.exp().sum() + third.cos().sum()).backward()
+        grads.append([first.detach(), second.detach(), third.detach(), x.grad])
+    assert_same(*grads)
+
+
 def test_levels() -> None:
     assert levels_of(()) == ()
     assert levels_of([(), (), ()]) == ()
