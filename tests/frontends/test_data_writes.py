@@ -38,6 +38,21 @@ def updated(x):
     return out
 
 
+def factor_saved(x):
+    with torch.no_grad():
+        scale = x.abs().mean()
+    out = x / scale
+    scale.data.mul_(2)
+    return out
+
+
+def detached_saved(x):
+    seen = x.detach()
+    out = x * seen
+    seen.data.mul_(2)
+    return out
+
+
 def written_first(x):
     x.data.clamp_(-0.2, 0.2)
     return x.sin()
@@ -54,7 +69,7 @@ def never_written(x):
     return x.sin() + x.data.cos()
 
 
-EAGER = (operand_saved, result_saved, made_inside, view_saved, updated)
+EAGER = (operand_saved, result_saved, made_inside, view_saved, updated, factor_saved, detached_saved)
 COMPILED = (written_first, read_without_gradients, never_written)
 
 

@@ -4,8 +4,8 @@ In: a trace, the values whose `.data` its program took, and those that autograd 
 CaptureError; `torch.func` then runs the function.
 
 A trace sees a detached view in `.data`, and differentiates every operator at what it read. Eager goes back to what it
-saved, which such a write has changed without autograd knowing. Which tensors an operator saves is a matter of its
-formula, so a write after any differentiable use is refused.
+saved, which such a write has changed without autograd knowing. Which tensors an operator saves, with a gradient or
+without, is a matter of its formula, so a write after any differentiable use is refused.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Any
 import torch
 
 from tessera.ir.alias import KEEP_GRAD
-from tessera.ir.equation import NO_GRAD, Equation, Value
+from tessera.ir.equation import NO_GRAD, Value
 from tessera.ir.record import recording
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.torch_internals.autograd import TensorBase
 from tessera.torch_internals.fake import FakeTensor
-from tessera.torch_internals.operators import aten_name
 from tessera.util.errors import CaptureError
 from tessera.util.files import PACKAGE
 
@@ -46,29 +45,21 @@ def watched_data(_: object) -> property:
 
 
 def refuse_data_writes(trace: Trace, taken: Collection[Value], history: Collection[Value]) -> None:
-    hidden_from = [v for v in taken if v in history]
-    if not hidden_from:
-        return
     memory = _memory(trace)
-    hidden, used = {memory.get(v, v) for v in hidden_from}, set()
+    hidden, used = {memory.get(v, v) for v in taken}, set()
     for eqn in trace.equations:
         if eqn.op is KEEP_GRAD:
             if memory.get(eqn.args[0], eqn.args[0]) in hidden & used:  # type: ignore[arg-type]
                 raise CaptureError(f"{eqn.source}: a write through .data, after a differentiable use of the tensor")
         elif not is_view(eqn.op) and NO_GRAD not in eqn.tags and any(v in history for v in eqn.results()):
-            used |= {memory.get(v, v) for v in (*eqn.inputs(), *eqn.results()) if v in history}
+            used |= {memory.get(v, v) for v in (*eqn.inputs(), *eqn.results())}
 
 
 def _memory(trace: Trace) -> dict[Value, Value]:
-    """For every view that autograd follows, and for what a hidden write leaves, the value whose memory it shows."""
+    """For every view, and for what a hidden write leaves, the value whose memory it shows."""
     memory: dict[Value, Value] = {}
-
-    def shown(eqn: Equation) -> object:
-        followed = eqn.op is KEEP_GRAD or is_view(eqn.op) and aten_name(eqn.op) != "detach"
-        return eqn.args[0] if followed and eqn.args else None
-
     for eqn in trace.equations:
-        base = shown(eqn)
+        base = eqn.args[0] if eqn.args and (eqn.op is KEEP_GRAD or is_view(eqn.op)) else None
         if isinstance(base, Value):
             memory.update((v, memory.get(base, base)) for v in eqn.results())
     return memory
