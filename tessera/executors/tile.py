@@ -89,8 +89,6 @@ def refusal(eqn: Equation) -> str:
     device = devices.pop()
     if device.type == "cuda" and _has(eqn, *EIGHT_BITS) and not in_hardware(device):
         return f"{device} has no numbers of 8 bits"
-    if device.type == "cuda" and _has(eqn, torch.float8_e5m2):  # Triton 3.6 gave NaN for every other one on an H200
-        return "numbers of 8 bits with five for the exponent stay with the library on a GPU"
     target = target_for(device)
     if target is None:
         return f"no target for {device} is installed"

@@ -270,15 +270,6 @@ def test_programs_call_a_plain_function() -> None:
     torch.testing.assert_close(x, want)
 
 
-def test_numbers_with_five_bits_of_exponent_stay_with_the_library_on_a_gpu() -> None:
-    def cast(dtype: torch.dtype) -> Equation:
-        return on_cuda(lambda x: x.to(dtype), (64, 64)).equations[0]
-
-    with override(machine="h200"):
-        assert "five for the exponent" in tile.refusal(cast(torch.float8_e5m2))
-        assert "five for the exponent" not in tile.refusal(cast(torch.float8_e4m3fn))
-
-
 def test_a_large_reshape_that_copies_is_a_kernel_on_a_gpu() -> None:
     """As heads that are shared are repeated; PyTorch's strided copy takes four times as long."""
 
