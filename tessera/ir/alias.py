@@ -102,7 +102,9 @@ class Ref:
             ref = view.parent
         self.root.version += 1
         for ref, value in held:
-            ref.value, ref.version = value, self.root.version
+            if ref.view is None or value.tensor.bits == ref.begun.tensor.bits:
+                ref.value, ref.version = value, self.root.version
+            # else it shows conjugates or negatives of what was written: it is made again where it is read
 
     def kept(self, new: Value, builder: Builder) -> Value:
         """`new` with the gradient history that this tensor has."""

@@ -17,6 +17,7 @@ from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.memory.addresses import addresses
+from tessera.passes.memory.reinterpret import reinterpret
 from tessera.pipeline.account import Program
 from tessera.pipeline.options import Options
 from tessera.runtime import transfer  # noqa: F401  (registers how copies to the host run on CUDA)
@@ -34,7 +35,7 @@ def finished(final: Trace, boxed: bool = False) -> Callable:
     """The last program as generated Python; boxed, its inputs die with their last reader too. With `verify` it compares
     whatever its equations give with what the trace says."""
     if not config.verify:
-        final = addresses(final)
+        final = reinterpret(addresses(final))
         return compile_trace(final, bind=bind, dead=lifetimes(final, inputs=boxed), boxed=boxed)
     dead = lifetimes(final, inputs=boxed)
     around, names = contracts(final)

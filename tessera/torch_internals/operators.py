@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from tessera.torch_internals.lookup import symbol
 
 if TYPE_CHECKING:
@@ -70,6 +72,9 @@ custom_operators: Mapping[str, object] = symbol(
     "torch._library.custom_ops.OPDEFS", "writes of operators made by torch.library.custom_op"
 )
 variable_functions = symbol("torch._C._VariableFunctions", "calls of operators as cheap as eager's")
+reinterpret_tensor: Callable[..., Tensor] = symbol(
+    "torch._C._dynamo.guards._reinterpret_tensor", "views of views in programs, without the dispatcher"
+)
 nn_functions = symbol("torch._C._nn", "calls of operators as cheap as eager's")
 foreach_add_ = symbol("torch._foreach_add_", "the counters of an optimizer's state")
 foreach_copy_ = symbol("torch._foreach_copy_", "the inputs of a CUDA graph, and histories of scales")

@@ -162,3 +162,36 @@ def test_whether_the_gradient_of_what_was_overwritten_requires_grad(name: str, f
 
     ours = grads(lambda fn: tessera.jit(fn, strict=True, frontend=frontend))
     torch.testing.assert_close(ours, grads(lambda fn: fn))
+
+
+def conjugate_through_an_alias(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.conj()
+    y.detach().exp_()
+    return y.expand_as(y).real * 1, y.imag * 1
+
+
+def negative_part(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.conj().imag
+    y.mul_(3)
+    return y + 1, y.t().exp()
+
+
+def conjugate_of_a_shape(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.mH
+    y.sin_()
+    return (y @ y.mH).abs(), y.real + 0
+
+
+@pytest.mark.parametrize("fn", [conjugate_through_an_alias, negative_part, conjugate_of_a_shape])
+def test_conjugates_that_were_written_are_conjugates_still(fn: Callable) -> None:
+    def observed(call: Callable) -> list[Tensor]:
+        start = x.clone().requires_grad_()
+        given = start * 1
+        out = call(given)
+        return [*out, given, *torch.autograd.grad(sum(o.sum() for o in out), start)]
+
+    torch._dynamo.reset()
+    x = torch.randn(2, 2, dtype=torch.complex128)
+    want = observed(fn)
+    torch.testing.assert_close(observed(tessera.jit(fn)), want)
+    torch.testing.assert_close(observed(tessera.jit(fn, executors=["aten"], strict=True)), want)
