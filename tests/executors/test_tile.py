@@ -14,7 +14,7 @@ from tile_reference import Reference
 import tessera
 from tessera.executors import tile
 from tessera.executors.claim import claim
-from tessera.ir.equation import Equation, Special
+from tessera.ir.equation import Special
 from tessera.ir.interp import run
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify

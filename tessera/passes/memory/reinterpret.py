@@ -7,7 +7,7 @@ outright skips the dispatcher, as TorchInductor does.
 
     h = aten.linear(x, w)
     a = aten.view(h, [50, 4, 64])          -->    h = aten.linear(x, w)
-    q = aten.transpose(a, 0, 1)                   q = tessera.reinterpret(h, [4, 50, 64], [64, 256, 1], 0)
+    q = aten.transpose(a, 0, 1)                   q = tessera.reinterpret(h, (4, 50, 64), (64, 256, 1), 0)
 
 Only what nobody writes and nobody outside sees is made so, since such a view counts no versions with its base; and only
 of what certainly lies as its type says. It is done for what runs; the stages that a person reads keep their views.
@@ -23,11 +23,11 @@ from tessera.ir.starts import has_known_sizes, starts
 from tessera.ir.strides import LAID_OUT
 from tessera.ir.trace import Trace
 from tessera.ir.views import UNANNOTATED
-from tessera.torch_internals.operators import OpOverload, reinterpret_tensor
+from tessera.torch_internals.operators import OpOverload, op_name, reinterpret_tensor
 from tessera.util.names import names
 
 
-def _view(x: Tensor, shape: list[int], stride: list[int], start: int) -> Tensor:
+def _view(x: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], start: int) -> Tensor:
     if type(x) is Tensor:
         return reinterpret_tensor(x, shape, stride, start)
     return x.as_strided(shape, stride, int(x.storage_offset()) + start)
@@ -74,7 +74,7 @@ class _Views:
                 if start == 0 and (view.shape, view.stride) == (there.shape, there.stride):
                     same[eqn.out] = base
                 else:
-                    args = (base, list(view.shape), list(view.stride), start)
+                    args = (base, tuple(view.shape), tuple(view.stride), start)
                     equations.append(eqn.with_(op=REINTERPRET, args=args, kwargs={}))
         return self.trace.with_(equations=tuple(equations))
 
@@ -96,9 +96,10 @@ class _Views:
     def only_reads(self, eqn: Equation) -> bool:
         if eqn in self.inner:
             return True
-        if isinstance(eqn.op, OpOverload):
-            schema = schema_of(eqn.op)
-            shows = schema.is_view or eqn.opname in UNANNOTATED
+        op = eqn.op.of if isinstance(eqn.op, Special) and eqn.op.of is not None else eqn.op
+        if isinstance(op, OpOverload):
+            schema = schema_of(op)
+            shows = schema.is_view or op_name(op) in UNANNOTATED
             return not schema.mutated and (not shows or all(map(self.is_inner, eqn.results())))
         return _is_kernel(eqn) and not eqn.op.kernel.overwrites  # type: ignore[union-attr]
 
