@@ -30,11 +30,12 @@ from tessera.tools.llama import Llama, LlamaConfig
 from tessera.tools.models import GPT, GPTConfig
 
 SECTIONS = ("step", "loss")
-BF16, EIGHT, EAGER, TORCHAO = "tessera bf16", "tessera fp8", "eager bf16", "torchao fp8"
+F32, BF16, EIGHT = "tessera f32", "tessera bf16", "tessera fp8"
+EAGER, TORCHAO = "eager bf16", "torchao fp8"
 AT_MOST = 0.75  # times our own step in 16 bits
 CLOSE = 0.01  # how far a loss may be from that of 16 bits
 STEPS, WINDOW = 500, 50  # losses are compared as means of so many steps
-RATE = 1e-3
+RATE, WARMUP = 1e-3, 50  # the rate rises over so many steps, as trainings begin: the first steps are chaos otherwise
 Step = Callable[..., object]
 
 
@@ -175,28 +176,31 @@ def language(config: GPTConfig, batch: int, device: str) -> Iterator[Tensor]:
         yield text.to(device)
 
 
-def losses(recipe: tessera.FP8 | None, sizes: Sizes, device: str, steps: int) -> list[float]:
-    """Of every step: weights in 32 bits, products in 16 under autocast, or in 8."""
+def losses(recipe: tessera.FP8 | None, sizes: Sizes, device: str, steps: int, narrow: bool = True) -> list[float]:
+    """Of every step: weights in 32 bits, products in 16 under autocast, or in 8; all in 32 where not `narrow`."""
     torch.manual_seed(0)
     model = GPT(sizes.gpt).to(device)
 
     def loss_of(model: nn.Module, text: Tensor) -> Tensor:
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=narrow):
             return model(text[:, :-1], text[:, 1:])
 
-    step = tessera.train_step(
-        model, loss_of, torch.optim.AdamW(model.parameters(), lr=RATE), precision=recipe, clip_norm=1.0, **ours()
-    )  # type: ignore[arg-type]
-    batches = language(sizes.gpt, sizes.batch, device)
-    values = [step(next(batches)).detach().clone() for _ in range(steps)]  # type: ignore[attr-defined]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / WARMUP, total_iters=WARMUP)
+    step = tessera.train_step(model, loss_of, optimizer, precision=recipe, clip_norm=1.0, **ours())  # type: ignore[arg-type]
+    batches, values = language(sizes.gpt, sizes.batch, device), []
+    for _ in range(steps):
+        values.append(step(next(batches)).detach().clone())  # type: ignore[attr-defined]
+        warmup.step()
     return torch.stack(values).float().tolist()
 
 
 def learning(sizes: Sizes, device: str, quick: bool, say: Callable[[str], None]) -> Iterator[dict[str, object]]:
     usual: list[float] = []
-    for who, recipe in recipes(min(sizes.smallest, sizes.gpt.width), quick).items():
+    compared = {**recipes(min(sizes.smallest, sizes.gpt.width), quick), F32: None}
+    for who, recipe in compared.items():
         say(f"loss: {who}")
-        curve = losses(recipe, sizes, device, STEPS)
+        curve = losses(recipe, sizes, device, STEPS, narrow=who != F32)
         means = _means(curve)
         usual = usual or means
         off = [(a - b) / b for a, b in zip(means, usual, strict=True)]
