@@ -1,10 +1,10 @@
 """Compares what kernels really give with what a trace says of it, while a program runs.
 
 In: a trace that is about to become Python. Out: `around` and the names it needs, for `printer.compile_trace`; and a
-check of the program's inputs. Shape, dtype, device, strides, the offset of new memory, and what shares memory must be
-as the types and `passes/memory/alias.py` say: kernels of ours are compiled for these strides, and passes write over
-what is said to be nobody else's. A difference raises a `ContractError`. Nothing of this is there unless `config.verify`
-is on.
+check of the program's inputs. Shape, dtype, device, strides, the offset of new memory, where a view begins, and what
+shares memory must be as the types, `ir/starts.py` and `passes/memory/alias.py` say: kernels of ours are compiled for
+these strides, and passes write over what is said to be nobody else's. A difference raises a `ContractError`. Nothing of
+this is there unless `config.verify` is on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tessera.ir.equation import Equation, Special, Value, symbols_in
 from tessera.ir.interp import number
 from tessera.ir.layouts import may_be_random_state, unpromised
 from tessera.ir.printer import print_line
+from tessera.ir.starts import starts
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType, size_key
 from tessera.passes.memory.alias import Roots, always_view, roots
@@ -88,13 +89,14 @@ class _Contract:
         self.read = list(dict.fromkeys(v for v in eqn.inputs() if isinstance(v.type, TensorType)))
         self.fresh = [shared[v] == {v} for v in self.results]
         self.view = isinstance(eqn.op, OpOverload) and always_view(eqn.op) and bool(self.read)
+        self.begins = starts(eqn) or [None] * len(self.results)  # behind the start of what they are views of
         self.strides = not unpromised(eqn)
         # A scatter, and a user's kernel, copy all of the memory that their argument is a part of; a region's result may
         # be a view of another.
         self.anywhere = isinstance(eqn.op, Special) or op_name(eqn.op).endswith("_scatter")
 
     def __call__(self, results: tuple, read: tuple, symbols: Symbols) -> None:
-        for v, fresh, got in zip(self.results, self.fresh, results, strict=True):
+        for v, fresh, begin, got in zip(self.results, self.fresh, self.begins, results, strict=True):
             if got is None:
                 self.fail(v, f"{v.type}, got nothing")
             if difference := _difference(v.tensor, got, symbols, self.strides):
@@ -105,6 +107,9 @@ class _Contract:
                 self.fail(v, sharing)
             if fresh and got.storage_offset() and not self.anywhere:
                 self.fail(v, f"the beginning of new memory, got what begins {got.storage_offset()} elements after it")
+            if begin is not None and got.storage_offset() - read[0].storage_offset() != begin:
+                after = got.storage_offset() - read[0].storage_offset()
+                self.fail(v, f"{begin} elements after the start of {self.read[0].name}, got {after}")
 
     def wrongly_shared(self, fresh: bool, got: Tensor, read: tuple) -> str:
         same = [v.name for v, t in zip(self.read, read, strict=True) if _same_memory(t, got)]

@@ -248,6 +248,16 @@ def scenario():
     see(out=f(t(4, 2, seed=1).t()[1:]))
 """
 
+KINKS_AT_NAN = """
+def program(x):
+    return F.hardtanh(x * x / x.detach())
+def scenario():
+    x = t(3, seed=1) * 0
+    v = torch.cos(x)
+    out = T.jvp(lambda a: T.jvp(lambda b: outs(program(b)), (a,), (v,))[1], (x,), (v,))
+    see(out=out)
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "kind", "outcome"),
@@ -272,6 +282,8 @@ def scenario():
         (HOOKS_IN_TURN, "jit", "node"),
         (HOOKS_IN_TURN.replace("x.register_hook(note_half)", "pass"), "jit", "same"),
         (BEGINS_NOWHERE, "backend", "same"),
+        (KINKS_AT_NAN, "transform", "beyond"),
+        (KINKS_AT_NAN.replace("* 0", "+ 9"), "transform", "same"),
         (READS_NO_PRODUCT, "jit", "beyond"),
         (READS_NO_PRODUCT.replace("return x * 2", "return y"), "jit", "same"),
     ],

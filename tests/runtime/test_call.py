@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tessera
 from tessera.runtime.call import REMEMBERED, Overlaps
@@ -81,3 +85,54 @@ def test_a_view_under_no_grad_of_a_leaf_that_is_a_view(frontend: str) -> None:
     assert mine.is_leaf and torch.equal(mine, theirs)
     with pytest.raises(RuntimeError, match="in-?place"):
         fast_write(own)
+
+
+@pytest.mark.parametrize("order", ["eager first", "eager last", "twice in a graph", "two graphs"])
+def test_running_statistics_are_written_without_counting(order: str) -> None:
+    """As PyTorch's kernels do: what eager saved beside them is still what it was."""
+    norm = torch.nn.BatchNorm1d(3, dtype=torch.float64)
+    begun = copy.deepcopy(norm.state_dict())
+    fast = tessera.jit(norm, strict=True)
+    both = tessera.jit(lambda x: norm(x) + norm(2 * x), strict=True)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    two = {
+        "eager first": lambda: norm(x) + fast(2 * x),
+        "eager last": lambda: fast(x) + norm(2 * x),
+        "twice in a graph": lambda: norm(3 * x) + both(x),
+        "two graphs": lambda: fast(x) + fast(2 * x),
+    }[order]
+
+    def observed(call: Callable) -> list[torch.Tensor | int]:
+        norm.load_state_dict(begun)
+        norm.zero_grad()
+        before = norm.running_mean._version
+        call().sum().backward()
+        return [
+            norm.running_mean._version - before,
+            norm.running_mean.clone(),
+            norm.running_var.clone(),
+            norm.bias.grad,
+        ]  # type: ignore[list-item]
+
+    want = observed(lambda: norm(x) + norm(2 * x)) if order != "twice in a graph" else None
+    got = observed(two)
+    assert got[0] == 0
+    torch.testing.assert_close(got, want or observed(lambda: norm(3 * x) + norm(x) + norm(2 * x)))
+
+
+def test_statistics_that_somebody_else_writes_are_counted() -> None:
+    """Of an instance norm, and of a batch norm whose statistics the program scales."""
+    mean, var, x = torch.zeros(3), torch.ones(3), torch.randn(2, 3, 4)
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        out = F.batch_norm(x, mean, var, training=True)
+        mean.mul_(0.5)
+        return out
+
+    for fn in (scaled, lambda x: F.instance_norm(x, mean, var)):
+        versions = []
+        for call in (fn, tessera.jit(fn, strict=True)):
+            before = mean._version, var._version
+            call(x)
+            versions.append((mean._version > before[0], var._version > before[1]))
+        assert versions[0] == versions[1]

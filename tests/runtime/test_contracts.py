@@ -81,6 +81,21 @@ def test_shared_memory() -> None:
             run(x)
 
 
+def test_a_view_begins_where_it_is_said_to() -> None:
+    """Programs make views of views at once, by these starts."""
+    aten = torch.ops.aten
+    trace = trace_of(lambda x: x.cumsum(0)[1].tanh(), torch.randn(3, 4))
+    around, names = contracts(trace)
+    for row in (1, 2):
+        bound = {aten.select.int: lambda x, d, i, row=row: x.select(d, row)}
+        run = compile_trace(trace, bind=lambda o: bound.get(o) or bind(o), around=around, names_in_scope=names)  # noqa: B023
+        if row == 1:
+            run(torch.randn(3, 4))
+        else:
+            with pytest.raises(ContractError, match="4 elements after the start of cumsum, got 8"):
+                run(torch.randn(3, 4))
+
+
 def test_strides_that_tell_nothing() -> None:
     """Of dimensions of one element, and of no elements."""
     trace = with_kernel(
