@@ -250,7 +250,8 @@ def scenario():
 
 KINKS_AT_NAN = """
 def program(x):
-    return F.hardtanh(x * x / x.detach())
+    y = x * x / x.detach()
+    return F.hardtanh(y)
 def scenario():
     x = t(3, seed=1) * 0
     v = torch.cos(x)
