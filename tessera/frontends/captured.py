@@ -29,8 +29,6 @@ from tessera.torch_internals import pytree
 from tessera.torch_internals.fake import FakeTensorMode, forget_tensors
 from tessera.torch_internals.operators import OpOverload, op_name
 
-BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default  # as capture writes it in training
-
 
 @dataclass(frozen=True)
 class Captured:
@@ -44,7 +42,7 @@ class Captured:
     enables_grad: bool = False  # called under no_grad, it turns gradients on for a part of itself
     # Outputs that the trace computes, for their history, and that lie in an input's memory -> where.
     placed: dict[int, Aliased] = field(default_factory=dict)
-    uncounted: tuple[int, ...] = ()  # inputs whose versions do not count the program's writes
+    uncounted: tuple[int, ...] = ()  # inputs that are written through `.data` alone
 
 
 def capture(
@@ -84,17 +82,7 @@ def capture(
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     forget_tensors(builder.mode)
     after = left[0] if left else None
-    return Captured(
-        trace,
-        recorded.spec,
-        builder.mode,
-        len(recorded.outputs),
-        aliased,
-        grads,
-        after,
-        placed=placed,
-        uncounted=running_statistics(trace),
-    )
+    return Captured(trace, recorded.spec, builder.mode, len(recorded.outputs), aliased, grads, after, placed=placed)
 
 
 def aliases(
@@ -265,26 +253,6 @@ def written_unseen(equations: Iterable[Equation], mutations: dict[Value, Value])
         if origin is target:
             unseen.append(target)
     return unseen
-
-
-def running_statistics(trace: Trace) -> tuple[int, ...]:
-    """The inputs, by position, that batch norms alone write. Their kernels do not count it: a module may run twice
-    before a backward whose saved tensors hold its statistics."""
-    before: dict[object, object] = {}  # what they held before a norm, or as another name
-    for eqn in trace.equations:
-        if eqn.op is BATCH_NORM:
-            before |= dict(zip(eqn.outputs[3:], eqn.args[3:5], strict=True))
-        elif eqn.opname == "detach":
-            before[eqn.out] = eqn.args[0]
-    norms = {v for eqn in trace.equations if eqn.op is BATCH_NORM for v in eqn.outputs[3:]}
-    found = []
-    for target, new in trace.mutations.items():
-        origin, normed = new, False
-        while origin in before:
-            origin, normed = before[origin], normed or origin in norms
-        if origin is target and normed:
-            found.append(trace.inputs.index(target))
-    return tuple(found)
 
 
 def _drop_empty_histories(recorded: Recorded, grad: bool) -> None:

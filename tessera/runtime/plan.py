@@ -30,6 +30,7 @@ from tessera.transforms.remat import Split
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.names import names
 
+BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default  # as capture writes it in training
 _SAVED = "saved_"  # how names of what was saved begin, in the graph of a backward
 
 
@@ -68,10 +69,34 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     inputs = {v: i for i, v in enumerate(captured.trace.inputs)}
     written = tuple(inputs[v] for v in captured.trace.mutations)
     outside = tuple((inputs[t], position[v.name]) for t, v in write_back.items())
-    counted = tuple(i for i in written if i not in {source for source, _ in outside} and i not in captured.uncounted)
+    uncounted = {*(source for source, _ in outside), *captured.uncounted}
+    uncounted |= {inputs[v] for v in running_statistics(captured.trace)}
+    counted = tuple(i for i in written if i not in uncounted)
     fixed = all(isinstance(v.type, TensorType) and not v.type.is_symbolic for v in captured.trace.inputs)
     placed = tuple((places[captured.trace.outputs[i]], alias) for i, alias in captured.placed.items())  # type: ignore[index]
     return Layout(tuple(parts), outside, written, counted, fixed, placed, _viewed(captured))
+
+
+def running_statistics(trace: Trace) -> set[Value]:
+    """The inputs that batch norms alone write. Their kernels do not count it: a module may run twice before a backward
+    whose saved tensors hold its statistics."""
+    normed: dict[object, object] = {}  # new statistics -> what they were
+    detached: dict[object, object] = {}
+    for eqn in trace.equations:
+        if eqn.op is BATCH_NORM:
+            normed |= dict(zip(eqn.outputs[3:], eqn.args[3:5], strict=True))
+        elif eqn.opname == "detach":
+            detached[eqn.out] = eqn.args[0]
+    before = normed | detached
+
+    def written_by_norms(target: Value, now: object) -> bool:
+        norms = 0
+        while now in before:
+            norms += now in normed
+            now = before[now]
+        return now is target and norms > 0
+
+    return {target for target, new in trace.mutations.items() if written_by_norms(target, new)}
 
 
 def _viewed(captured: Captured) -> tuple[int, ...]:

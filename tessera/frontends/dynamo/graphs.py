@@ -79,7 +79,7 @@ def capture_graph(
         trace=behind_hooks(captured.trace, builder.hooked),
         requires_grad=grads,
         enables_grad=enables,
-        uncounted=(*captured.uncounted, *uncounted_arguments(gm)),
+        uncounted=uncounted_arguments(gm),
     )
 
 
