@@ -29,9 +29,8 @@ from tessera.tile.dialect.ops import (
     ReduceOp,
     ScanOp,
     StoreOp,
-    axes_of,
-    element_of,
 )
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.rewrites.copying import op_axes, zero_outside
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.online import with_reduce_exp

@@ -12,17 +12,8 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, Float32Type
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect.ops import (
-    CastOp,
-    ContractOp,
-    KernelOp,
-    LoadOp,
-    ScanOp,
-    StoreOp,
-    ValueType,
-    axes_of,
-    element_of,
-)
+from tessera.tile.dialect.ops import CastOp, ContractOp, KernelOp, LoadOp, ScanOp, StoreOp
+from tessera.tile.dialect.types import ValueType, axes_of, element_of
 from tessera.tile.targets.triton.layout import Dim, Layout
 from tessera.tile.targets.triton.spaces import Space
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from xdsl.ir import Operation
 
-from tessera.tile.dialect.ops import ContractOp, KernelOp, LoadOp, StoreOp, axes_of, element_of
+from tessera.tile.dialect.ops import ContractOp, KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.schedules.schedule import Pass, Schedule, inner_axis, plan, reduced_axis
 from tessera.tile.targets.triton.bulk import Bulk, bulk_of
 from tessera.tile.targets.triton.emit import DEFAULT, Emitter, Options, Val, emit
