@@ -59,7 +59,7 @@ def written(
     if rows is None:
         return Written(trace, None, (Seen("a program that depends on how many rows there are", NOWHERE),))
     given = [*batch, *(v for v in buffers if v not in trace.mutations)]
-    walk = _Walk(trace, whole, rows, given)
+    walk = _Alignment(trace, whole, rows, given)
     here = walk.run()
     if not walk.counts:
         return Written(here, None, tuple(walk.seen.values()))
@@ -86,7 +86,7 @@ def _known(trace: Trace, given: Collection[Value]) -> set[Value]:
     return known
 
 
-class _Walk:
+class _Alignment:
     def __init__(self, trace: Trace, whole: Trace, rows: Rows, given: Sequence[Value]) -> None:
         self.rewrite, self.whole, self.rows = Rewrite(trace), whole, rows
         self.known = _known(trace, given)
