@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from itertools import product
 
 import pytest
-from tiers import HERE, QUICK, SWEEPS, SWEPT_FILES, chosen, in_quick, values_of
+from tiers import HERE, QUICK, SWEEPS, SWEPT_FILES, chosen, covering, in_quick, values_of
 
 FOLDERS = {path.parent for path in HERE.rglob("test_*.py")} - {HERE / "gpu"}
 
@@ -40,6 +42,34 @@ def test_a_part_of_a_sweep_has_every_value(first: float, second: str, request: p
         value for case in cases for value in values_of(case)
     }
     assert len(cases) < 36 or len(kept) <= 18
+
+
+@dataclass(eq=False)
+class Case:
+    """What the choice looks at: a name, and which value of each parameter a case has."""
+
+    name: str
+    indices: dict[str, int]
+
+    @property
+    def callspec(self) -> Case:
+        return self
+
+
+def crossed(*sizes: int) -> list[Case]:
+    return [Case(str(at), {f"p{k}": n for k, n in enumerate(at)}) for at in product(*map(range, sizes))]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"), [((2, 2), 2), ((3, 4), 6), ((2, 2, 2, 2), 8), ((7, 1), 7), ((9,), 9), ((), 1)]
+)
+def test_of_crossed_parameters_every_value_stays(sizes: tuple[int, ...], count: int) -> None:
+    cases = crossed(*sizes)
+    kept = covering(cases, 2)
+    assert len(kept) == count and set(kept) == set(covering(cases[::-1], 2))
+    assert {value for case in kept for value in case.indices.items()} == {
+        (f"p{k}", i) for k, n in enumerate(sizes) for i in range(n)
+    }
 
 
 def test_words_choose_by_name() -> None:
