@@ -271,7 +271,7 @@ def sweep_rest(items: list[pytest.Item]) -> None:
 def covering(cases: list[pytest.Function], every: int) -> list[pytest.Function]:
     """One of so many cases, whatever their order, and every value of each parameter. Where these are not crossed each
     case has a value of its own, and all stay."""
-    left = {case: set(case.callspec.indices.items()) for case in cases}
+    left = {case: set(rows_of(case)) for case in cases}
     order, kept, seen = sorted(cases, key=lambda case: zlib.crc32(case.name.encode())), [], set()
     while order and (len(kept) < len(cases) / every or any(left[case] - seen for case in order)):
         case = max(order, key=lambda case: len(left[case] - seen))
@@ -279,6 +279,15 @@ def covering(cases: list[pytest.Function], every: int) -> list[pytest.Function]:
         kept.append(case)
         seen |= left[case]
     return kept
+
+
+def rows_of(case: pytest.Function) -> Iterator[tuple]:
+    """The row of each table of parameters that a case is made of. Cases of one row hold the same objects."""
+    params = dict(case.callspec.params)
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        yield tuple((name.strip(), id(params.pop(name.strip(), None))) for name in names)
+    yield from ((name, id(value)) for name, value in params.items())  # of fixtures
 
 
 def chosen(cases: list[pytest.Function], every: int) -> list[pytest.Function]:
