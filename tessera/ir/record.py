@@ -166,8 +166,8 @@ class Recorder(TorchDispatchMode):
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
         if op_name(func) in DROPOUTS and (_has_none(args[0]) or not draws(func, args, kwargs)):
             return args[0]  # as eager does: the argument itself, not a copy
-        apart = not self.keep(func) and op_name(func) not in RUNNING_STATISTICS
-        if is_composite(func) and (apart or _may_be_a_view(func, args)):
+        unwanted = not self.keep(func) and op_name(func) not in RUNNING_STATISTICS
+        if is_composite(func) and (unwanted or _may_be_a_view(func, args)):
             with self:
                 return func.decompose(*args, **kwargs)
         if self.locate:

@@ -109,12 +109,12 @@ def batch_norm(eqn: Equation) -> object:
     count = product([x.shape[d] for d in dims])
     mean = aten.mean(x, dims)
     off = aten.sub(x, _channels(x, mean))
-    spread = aten.mean(aten.mul(off, off), dims)
-    rstd = aten.rsqrt(aten.add(spread, eps))
+    variance = aten.mean(aten.mul(off, off), dims)
+    rstd = aten.rsqrt(aten.add(variance, eps))
     y = _scaled(aten.mul(off, _channels(x, rstd)), weight, bias)
     if eqn.opname == "native_batch_norm":
         return [y, mean, rstd]
-    unbiased = aten.mul(spread, count / (count - 1))
+    unbiased = aten.mul(variance, count / (count - 1))
     new_mean = aten.add(aten.mul(running_mean, 1 - momentum), aten.mul(mean, momentum))
     new_var = aten.add(aten.mul(running_var, 1 - momentum), aten.mul(unbiased, momentum))
     return [y, mean, rstd, new_mean, new_var]

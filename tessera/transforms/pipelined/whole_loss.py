@@ -158,7 +158,7 @@ class _Alignment:
         elif eqn.inputs() and all(v in self.known for v in eqn.inputs()):
             self.of_batch(eqn, here, whole, way)
         elif way == How.APART:
-            self.apart(eqn, here, whole)
+            self.differ(eqn, here, whole)
         else:
             self.reduced(eqn, here, way)
 
@@ -174,7 +174,7 @@ class _Alignment:
     def of_batch(self, eqn: Equation, here: Equation, whole: Equation, way: How) -> None:
         if way == How.APART:
             self.counts_from(eqn)
-            self.apart(eqn, here, whole)
+            self.differ(eqn, here, whole)
             return
         if eqn.many or eqn.out.ndim or not self.counted.issuperset(eqn.inputs()):
             self.note(eqn)
@@ -240,7 +240,7 @@ class _Alignment:
         own = aten.where(aten.eq(mine, 0), aten.zeros_like(loss), loss)
         return aten.mul(own, cast(aten.div(mine, every), loss.dtype))
 
-    def apart(self, eqn: Equation, here: Equation, whole: Equation) -> None:
+    def differ(self, eqn: Equation, here: Equation, whole: Equation) -> None:
         """Rows stay apart, or there are none any more."""
         mean = any(v in self.means for v in eqn.inputs())
         if mean and self.rows.has(eqn.results()):
