@@ -84,6 +84,8 @@ def test_reprs_are_short(deep):
     assert len(repr(found)) < 100 * len(found)
     assert repr(tessera.explain(deep)) == str(tessera.explain(deep))
     assert "<pre" in tessera.explain(deep)._repr_html_()
+    shown = tessera.report(deep)
+    assert len(repr(shown)) < 200 and shown._repr_html_().startswith("<iframe")
 
 
 def test_equal_layers_are_told_once(deep):

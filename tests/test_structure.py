@@ -83,3 +83,9 @@ def test_modules_of_tests_have_names_of_their_own() -> None:
     ]
     names = [path.name for folder in folders for path in folder.glob("*.py") if path.name != "conftest.py"]
     assert [name for name in sorted(set(names)) if names.count(name) > 1] == []
+
+
+def test_files_are_small() -> None:
+    """Past 500 lines a file has a seam."""
+    long = {name: n for name, path in FILES.items() if (n := path.read_text().count("\n")) > 500}
+    assert not long

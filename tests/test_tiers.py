@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 
 import pytest
-from tiers import HERE, QUICK, SWEEPS, SWEPT_FILES, chosen, in_quick, values_of
+from tiers import HERE, QUICK, SWEEPS, SWEPT_FILES, chosen, covering, in_quick, rows_of, values_of
 
 FOLDERS = {path.parent for path in HERE.rglob("test_*.py")} - {HERE / "gpu"}
 
@@ -40,6 +43,44 @@ def test_a_part_of_a_sweep_has_every_value(first: float, second: str, request: p
         value for case in cases for value in values_of(case)
     }
     assert len(cases) < 36 or len(kept) <= 18
+
+
+@dataclass(eq=False)
+class Case:
+    """What the choice looks at: a name, tables of parameters, and a row of each."""
+
+    name: str
+    params: dict[str, object]
+    tables: tuple[str, ...]
+
+    @property
+    def callspec(self) -> Case:
+        return self
+
+    def iter_markers(self, name: str) -> Iterator[pytest.Mark]:
+        return (pytest.mark.parametrize(names, ()).mark for names in self.tables)
+
+
+def crossed(*tables: list) -> list[Case]:
+    """Cases of tables of two parameters each, and of a fixture that has parameters."""
+    names = tuple(f"a{k}, b{k}" for k in range(len(tables) - 1))
+    cases = []
+    for rows in product(*tables):
+        *pairs, fixture = rows
+        params = {f"{p}{k}": value for k, pair in enumerate(pairs) for p, value in zip("ab", pair, strict=True)}
+        cases.append(Case(str(rows), params | {"fixture": fixture}, names))
+    return cases
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"), [((2, 2), 2), ((3, 4), 6), ((2, 2, 2, 2), 8), ((7, 1), 7), ((1, 9), 9), ((5, 2, 1), 5)], ids=str
+)
+def test_of_crossed_parameters_every_value_stays(sizes: tuple[int, ...], count: int) -> None:
+    tables: list = [[(object(), "same") for _ in range(n)] for n in sizes[:-1]]
+    cases = crossed(*tables, [object() for _ in range(sizes[-1])])
+    kept = covering(cases, 2)
+    assert len(kept) == count and set(kept) == set(covering(cases[::-1], 2))
+    assert {row for case in kept for row in rows_of(case)} == {row for case in cases for row in rows_of(case)}
 
 
 def test_words_choose_by_name() -> None:

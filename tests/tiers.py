@@ -7,8 +7,9 @@
 
 `SWEPT_FILES` names files that hold sweeps alone and take seconds to import: only the sweep imports them.
 
-`SWEEPS` names tests with so many cases that `test` runs a part of them, chosen by name and spread over all values, and
-`sweep` the others. Single tests of the sweep have the mark `sweep`.
+Of a test whose parameters are crossed, `test` runs one case of `CROSSED`, and every value of each parameter; `sweep`
+runs the others. `SWEEPS` names tests with so many cases that `test` runs a smaller part of them, chosen by name and
+spread over all values. Single tests of the sweep have the mark `sweep`.
 
 `QUICK` names the files of the quick tier. A file alone means all of it; words mean its tests whose names hold one of
 them. Whoever adds a folder of tests adds a file of it here: `test_tiers.py` asks for that.
@@ -29,6 +30,7 @@ HERE = Path(__file__).parent
 SWEPT_FILES = ("exporters/onnx/test_opinfo_onnx.py",)
 
 # Of every so many cases `test` runs one.
+CROSSED = 2
 SWEEPS: dict[str, int] = {
     # Pairs of strategies: each strategy stays beside another, and is alone in test_crossed.py.
     "distributed/test_combinations.py::test_two_together": 9,
@@ -250,16 +252,42 @@ QUICK: dict[str, tuple[str, ...]] = {
 
 
 def sweep_rest(items: list[pytest.Item]) -> None:
-    """Mark the cases that `SWEEPS` leaves out of `test`."""
+    """Mark the cases that `test` leaves out."""
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function):
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tests[f"{item.path.relative_to(HERE).as_posix()}::{item.originalname}"].append(item)
-    for test, every in SWEEPS.items():
-        kept = chosen(tests[test], every)
-        for item in tests[test]:
+    for test, cases in tests.items():
+        if test in SWEEPS:
+            kept = chosen(cases, SWEEPS[test])
+        else:
+            cases = [case for case in cases if not any(map(case.get_closest_marker, ("sweep", "gpu")))]
+            kept = covering(cases, CROSSED)
+        for item in cases:
             if item not in kept:
                 item.add_marker(pytest.mark.sweep)
+
+
+def covering(cases: list[pytest.Function], every: int) -> list[pytest.Function]:
+    """One of so many cases, whatever their order, and every value of each parameter. Where these are not crossed each
+    case has a value of its own, and all stay."""
+    left = {case: set(rows_of(case)) for case in cases}
+    order, kept, seen = sorted(cases, key=lambda case: zlib.crc32(case.name.encode())), [], set()
+    while order and (len(kept) < len(cases) / every or any(left[case] - seen for case in order)):
+        case = max(order, key=lambda case: len(left[case] - seen))
+        order.remove(case)
+        kept.append(case)
+        seen |= left[case]
+    return kept
+
+
+def rows_of(case: pytest.Function) -> Iterator[tuple]:
+    """The row of each table of parameters that a case is made of. Cases of one row hold the same objects."""
+    params = dict(case.callspec.params)
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        yield tuple((name.strip(), id(params.pop(name.strip(), None))) for name in names)
+    yield from ((name, id(value)) for name, value in params.items())  # of fixtures
 
 
 def chosen(cases: list[pytest.Function], every: int) -> list[pytest.Function]:

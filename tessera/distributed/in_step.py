@@ -78,12 +78,12 @@ def join(parts: Sequence[Tensor], placement: Placement, exact: bool = True) -> T
 
 def _join_marked(parts: Sequence[Tensor], placement: Placement, exact: bool) -> Tensor:
     """As if chunks lay one after the other; then each goes where it belongs."""
-    apart = placement.unfolded()
-    whole = join([x.reshape([int(n) for n in apart.local_shape]) for x in parts], replace(apart, marks=()), exact)
-    for axis, _ in apart.marks:
-        dim, ranks = apart.dim_of(axis), apart.mesh.size(axis)
+    unfolded = placement.unfolded()
+    whole = join([x.reshape([int(n) for n in unfolded.local_shape]) for x in parts], replace(unfolded, marks=()), exact)
+    for axis, _ in unfolded.marks:
+        dim, ranks = unfolded.dim_of(axis), unfolded.mesh.size(axis)
         assert dim is not None
-        if apart.splits[dim] != (axis,):
+        if unfolded.splits[dim] != (axis,):
             raise InputError(f"expected one axis in a dimension that is cut in zigzag, got {placement}")
         pairs = whole.unflatten(dim, (ranks, 2, -1))
         whole = torch.cat([pairs.select(dim + 1, 0), pairs.select(dim + 1, 1).flip(dim)], dim).flatten(dim, dim + 1)

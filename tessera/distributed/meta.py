@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tessera.distributed.weights import exchange, spread
+from tessera.distributed.weights import distributed_parameter, exchange
 from tessera.ir.placement import Placement
 from tessera.util.errors import InputError
 
@@ -40,5 +40,5 @@ def materialise(model: nn.Module, placements: Mapping[str, Placement], device_me
         for key, p in params:
             setattr(module, key, whole[p])
         reset()
-        parts = {p: spread(q, placements[names[p]], device_mesh) for p, q in whole.items()}
+        parts = {p: distributed_parameter(q, placements[names[p]], device_mesh) for p, q in whole.items()}
         exchange(model, parts | {whole[p]: part for p, part in parts.items()})

@@ -1,8 +1,8 @@
 """Sizes that change from call to call: one program serves all of them.
 
-In: the arguments of calls. Out: for a call whose sizes differ from those of an earlier one, stand-ins for its
-arguments, in which those sizes are symbols; and for which sizes a program that was captured with them holds. A symbol
-is the size of this rank's part. The whole is so many times that, so every axis divides it.
+In: the arguments of calls. Out: for a call whose sizes differ from those of an earlier one, its arguments with symbols
+for those sizes; and for which sizes a program that was captured with them holds. A symbol is the size of this rank's
+part. The whole is so many times that, so every axis divides it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def shapes_of(leaves: Sequence[object]) -> Shapes:
 
 
 @dataclass(frozen=True)
-class StandIns:
+class SymbolicArguments:
     """Arguments of which some sizes are symbols."""
 
     leaves: list
@@ -87,7 +87,7 @@ class Sizes(Generic[Program]):
         shapes = shapes_of(leaves)
         return next((program for fits, program in self.programs.get(kind, ()) if fits.holds(shapes)), None)
 
-    def stand_ins(self, kind: tuple, leaves: Sequence[object]) -> StandIns | None:
+    def symbolic_arguments(self, kind: tuple, leaves: Sequence[object]) -> SymbolicArguments | None:
         """The arguments with symbols for those sizes that were others before; None where there are none."""
         shapes, before = shapes_of(leaves), self.seen.setdefault(kind, [])
         changed = [tuple(any(old[i][d] != n for old in before) and n > 1 for d, n in enumerate(shape))
@@ -97,7 +97,7 @@ class Sizes(Generic[Program]):
             return None
         env = ShapeEnv()
         mode, dynamic = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env), iter(changed)
-        return StandIns([_stand_in(mode, x, next(dynamic), i) if isinstance(x, Tensor) else x
+        return SymbolicArguments([_symbolic(mode, x, next(dynamic), i) if isinstance(x, Tensor) else x
                          for i, x in enumerate(leaves)], env)  # fmt: skip
 
     def keep(self, kind: tuple, fits: Fits, program: Program) -> None:
@@ -108,7 +108,7 @@ class Sizes(Generic[Program]):
         return self.given_up[kind]
 
 
-def _stand_in(mode: FakeTensorMode, x: Tensor, dynamic: Sequence[bool], place: int) -> Any:
+def _symbolic(mode: FakeTensorMode, x: Tensor, dynamic: Sequence[bool], place: int) -> Any:
     alone = x.detach()
     if not any(dynamic):
         return mode.from_tensor(alone, static_shapes=True)

@@ -90,7 +90,7 @@ def distribute(model: nn.Module, placements: Mapping[str, Placement], device_mes
             continue
         if p.grad is not None:
             raise InputError(f"shard: expected a weight without a gradient, got one in {name}.grad; zero_grad first")
-        new[p] = spread(p, placements[name], device_mesh)
+        new[p] = distributed_parameter(p, placements[name], device_mesh)
         p._tessera_name, p.__class__ = name, _Replaced  # type: ignore[attr-defined]
     exchange(model, new)
     with torch.no_grad(), watch.waiting("buffers of rank 0 did not come"):
@@ -99,7 +99,7 @@ def distribute(model: nn.Module, placements: Mapping[str, Placement], device_mes
     return new
 
 
-def spread(p: nn.Parameter, placement: Placement, device_mesh: DeviceMesh) -> nn.Parameter:
+def distributed_parameter(p: nn.Parameter, placement: Placement, device_mesh: DeviceMesh) -> nn.Parameter:
     """A rank's part of what rank 0 holds."""
     with torch.no_grad():
         whole = p.detach().clone(memory_format=torch.contiguous_format)

@@ -16,8 +16,9 @@ from xdsl.dialects.builtin import ModuleOp
 
 from tessera.tile.dialect.bounds import reach
 from tessera.tile.dialect.elements import torch_dtype
-from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp, element_of
+from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp
 from tessera.tile.dialect.text import kernels, parse
+from tessera.tile.dialect.types import element_of
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import missing, target_for
 from tessera.tile.targets.autotune import choose

@@ -20,7 +20,7 @@ from tessera.tile.from_trace.lower.rule import CONTRACT, Call, rule_of
 from tessera.tile.targets import Target
 from tessera.torch_internals.operators import op_name
 
-# What our kernels lose of the library's rate, as shares that were measured on an H200
+# What our kernels lose of the library's rate, as shares that were measured on an H200; the rates are the machine's own
 LOSS = 0.01  # one product whose operands are contiguous along the depth, tiles by bulk copies
 STORING = 2.8  # bytes that could be moved while an element of its result is stored, and no tile is multiplied
 BESIDE_LOSS = 0.15  # two products in one kernel

@@ -41,7 +41,7 @@ def batched_call(
     if not isinstance(in_dims, (int, tuple)):
         raise MapError(f"vmap: expected in_dims to be an int or a tuple of one entry an argument, got {in_dims!r}")
     leaves, spec = pytree.tree_flatten(args)
-    dims = _wrapped(spread(in_dims, spec, "in_dims", "arguments"), leaves)
+    dims = _wrapped(broadcast_dims(in_dims, spec, "in_dims", "arguments"), leaves)
     sizes = [x.shape[d] for x, d in zip(leaves, dims, strict=True) if d is not None]
     if not sizes:
         raise MapError(f"vmap: expected at least one tensor to map over, got in_dims={in_dims!r} for {spec}")
@@ -68,7 +68,7 @@ def _drawn_again(leaves: Sequence[object]) -> AbstractContextManager:
     return torch.random.fork_rng([d for d in devices if d.type == kind], device_type=kind)
 
 
-def spread(tree: object, spec: pytree.TreeSpec, name: str, of: str) -> list[Dim]:
+def broadcast_dims(tree: object, spec: pytree.TreeSpec, name: str, of: str) -> list[Dim]:
     """One entry of a prefix tree of dimensions for every leaf of `spec`."""
     if tree is None or (isinstance(tree, int) and not isinstance(tree, bool)):
         return [tree] * spec.num_leaves
@@ -82,7 +82,7 @@ def spread(tree: object, spec: pytree.TreeSpec, name: str, of: str) -> list[Dim]
         )
     dims: list[Dim] = []
     for child, branch in zip(children, branches, strict=True):
-        dims += spread(child, pytree.tree_structure(branch), name, of)
+        dims += broadcast_dims(child, pytree.tree_structure(branch), name, of)
     return dims
 
 
@@ -120,7 +120,7 @@ def _whole(
         outs[i], on[i] = _view(alias, traced, mapped, size)
     if traced.out_spec.is_leaf() and isinstance(out_dims, tuple) and len(out_dims) == 1:
         out_dims = out_dims[0]  # torch.func takes (0,) for a single result
-    places = spread(out_dims, traced.out_spec, "out_dims", "results")
+    places = broadcast_dims(out_dims, traced.out_spec, "out_dims", "results")
     placed = [_place(o, b, d, size) for o, b, d in zip(outs, on, places, strict=True)]
     given = {traced.input(i): i for i in mapped}
     for i, v in enumerate(traced.trace.outputs):
@@ -159,7 +159,7 @@ def _joined(parts: list[object], out_dims: object) -> object:
     spec = flat[0][1]
     if spec.is_leaf() and isinstance(out_dims, tuple):
         out_dims = out_dims[0]
-    dims = spread(out_dims, spec, "out_dims", "results")
+    dims = broadcast_dims(out_dims, spec, "out_dims", "results")
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     joined = [c[0] if d is None else torch.cat(c, d) for c, d in zip(columns, dims, strict=True)]
     return pytree.tree_unflatten(joined, spec)

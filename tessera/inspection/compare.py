@@ -47,8 +47,8 @@ def compare(what: str, ours: object, eager: object, reference: object) -> Compar
     if ours.layout is not torch.strided:
         ours, eager, reference = ours.to_dense(), eager.to_dense(), reference.to_dense()
     if not (ours.is_floating_point() or ours.is_complex()):
-        apart = [float((x != reference).double().mean()) if x.numel() else 0.0 for x in (ours, eager)]
-        return Comparison(what, name, apart[0], apart[1], EAGER_TIMES * apart[1] + FLIPPED)
+        mismatches = [float((x != reference).double().mean()) if x.numel() else 0.0 for x in (ours, eager)]
+        return Comparison(what, name, mismatches[0], mismatches[1], EAGER_TIMES * mismatches[1] + FLIPPED)
     eps, dtype = torch.finfo(ours.dtype).eps, ours.dtype
     error, eager_error = _difference(ours, reference, eager), _difference(eager, reference, eager)
     limit = EAGER_TIMES * eager_error + LAST_PLACES.get(dtype, 32) * eps * _largest(reference)

@@ -138,10 +138,10 @@ class GraphCheck:
         """The program over a list of arguments; one that is written is replaced in the list, since autograd may have
         saved the old one."""
         how = differentiably(call) if self.wrt else call
-        apart = trace.with_(mutations={}, outputs=(*trace.outputs, *trace.mutations.values()))
+        functional = trace.with_(mutations={}, outputs=(*trace.outputs, *trace.mutations.values()))
 
         def run(args: list) -> list:
-            outputs = step(apart, args, call=how)
+            outputs = step(functional, args, call=how)
             for target, new in zip(trace.mutations, outputs[len(trace.outputs) :], strict=True):
                 args[trace.inputs.index(target)] = new
             return outputs[: len(trace.outputs)]

@@ -166,8 +166,8 @@ def _relative(x: torch.Tensor, want: torch.Tensor) -> float:
     if not torch.equal(torch.isfinite(x), finite):
         return float("inf")
     scale = float(want[finite].abs().max()) if bool(finite.any()) else 0.0
-    apart = float((x[finite] - want[finite]).abs().max()) if bool(finite.any()) else 0.0
-    return 0.0 if apart == 0.0 else apart / max(scale, 1e-12)
+    error = float((x[finite] - want[finite]).abs().max()) if bool(finite.any()) else 0.0
+    return 0.0 if error == 0.0 else error / max(scale, 1e-12)
 
 
 def _name(eqn: Equation) -> str:

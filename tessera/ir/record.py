@@ -17,23 +17,39 @@ from typing import Any
 import torch
 
 from tessera.ir import fake, literals
-from tessera.ir.alias import FUNCTIONAL, Ref, Root, View, grad_mode, overwriting
+from tessera.ir.alias import Ref, Root, View
 from tessera.ir.builder import Builder
 from tessera.ir.decided import decided
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
 from tessera.ir.layouts import laid_as
-from tessera.ir.overlap import check_overlap
-from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, is_view, normalise, schema_of
+from tessera.ir.schema import (
+    DROPOUTS,
+    draws,
+    is_composite,
+    is_view,
+    normalise,
+    schema_of,
+    touches_tensors,
+)
 from tessera.ir.strided import record_strided
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Symbolic, Type, size_key, symbol_of, type_of
 from tessera.ir.views import STRIDED
+from tessera.ir.writing import (
+    RUNNING_STATISTICS,
+    SHAPE_CHANGES,
+    VIEW_CHANGES,
+    alias_of,
+    record_statistics,
+    record_view_change,
+    record_write,
+)
 from tessera.torch_internals import pytree
 from tessera.torch_internals.autograd import is_fwd_grad_enabled
 from tessera.torch_internals.dispatch import TorchDispatchMode, disable_current_modes, is_traceable_wrapper_subclass
 from tessera.torch_internals.fake import FakeTensor
 from tessera.torch_internals.memory import storage_id
-from tessera.torch_internals.operators import OpOverload, custom_operators, has_kernel, op_name, op_schema
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.errors import CaptureError
 from tessera.util.files import PACKAGE
 from tessera.util.stack import Stack
@@ -54,27 +70,6 @@ _QUERIES = (
 # Questions about what it holds.
 _aten = torch.ops.aten
 _ASKS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.item.default, _aten.equal.default)
-# Operators that change what a tensor object is, not what its memory holds.
-_SHAPE_CHANGES = {
-    "resize_",
-    "set_",
-    "resize_as_",
-    "set_data",
-    "_resize_output_",
-    "sparse_resize_",
-    "sparse_resize_and_clear_",
-}
-_VIEW_CHANGES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "detach_"}
-# Writes their schemas do not tell of: arguments 3 and 4 are running statistics.
-_RUNNING_STATISTICS = {
-    "batch_norm",
-    "instance_norm",
-    "cudnn_batch_norm",
-    "miopen_batch_norm",
-    "native_batch_norm",
-    "_batch_norm_impl_index",
-}
-
 _recording: Stack[Recorder] = Stack()
 
 
@@ -97,7 +92,7 @@ class Recorder(TorchDispatchMode):
         self.base_grad = torch.is_grad_enabled()
         self.base_tangent = is_fwd_grad_enabled()
         self.extra_tags: frozenset[str] = frozenset()  # put on every equation recorded now
-        self._alive: list[torch.Tensor] = []  # an id names a tensor only while it lives
+        self.alive: list[torch.Tensor] = []  # an id names a tensor only while it lives
         self.symbolic = False  # some size is a symbol
 
     # --- tensors and their values ---
@@ -134,7 +129,7 @@ class Recorder(TorchDispatchMode):
         ref = Ref(fake_tensor, v, Root(), given=True)
         self.refs[id(fake_tensor)] = ref
         self.refs[id(tensor)] = ref
-        self._alive.append(tensor)
+        self.alive.append(tensor)
         return fake_tensor
 
     def lower(self, tree: object) -> Arg:
@@ -164,15 +159,15 @@ class Recorder(TorchDispatchMode):
 
     def dispatch(self, func: Any, args: tuple, kwargs: dict) -> object:
         name = func.name() if isinstance(func, OpOverload) else str(func)
-        if name.startswith(_QUERIES) or (isinstance(func, OpOverload) and not _touches_tensors(func)):
+        if name.startswith(_QUERIES) or (isinstance(func, OpOverload) and not touches_tensors(func)):
             return func(*args, **kwargs)
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.literal(args[0])
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
         if op_name(func) in DROPOUTS and (_has_none(args[0]) or not draws(func, args, kwargs)):
             return args[0]  # as eager does: the argument itself, not a copy
-        apart = not self.keep(func) and op_name(func) not in _RUNNING_STATISTICS
-        if _is_composite(func) and (apart or _may_be_a_view(func, args)):
+        unwanted = not self.keep(func) and op_name(func) not in RUNNING_STATISTICS
+        if is_composite(func) and (unwanted or _may_be_a_view(func, args)):
             with self:
                 return func.decompose(*args, **kwargs)
         if self.locate:
@@ -225,16 +220,16 @@ class Recorder(TorchDispatchMode):
     def operator(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
         schema = schema_of(func)
         name = op_name(func)
-        if name in _SHAPE_CHANGES:
+        if name in SHAPE_CHANGES:
             raise CaptureError(f"{func} changes a tensor's own storage, which no program can follow")
-        if name in _RUNNING_STATISTICS:
-            return self.running_statistics(func, args, kwargs)
+        if name in RUNNING_STATISTICS:
+            return record_statistics(self, func, args, kwargs)
         if name in STRIDED:
             return record_strided(self, func, args, kwargs)
-        if name in _VIEW_CHANGES:
-            return self.view_change(func, args, kwargs)
+        if name in VIEW_CHANGES:
+            return record_view_change(self, func, args, kwargs)
         if schema.mutated:
-            return self.write(func, args, kwargs)
+            return record_write(self, func, args, kwargs)
         out = self.outcome(func, args, kwargs)
         # Forward mode's zeros have no memory, and nothing may be written to them: a program has plain ones.
         plain = torch.ops.aten.zeros.default if name == "_efficientzerotensor" else func
@@ -257,7 +252,7 @@ class Recorder(TorchDispatchMode):
         ):
             return out  # a plain Python answer, such as a device
         if any(id(t) in self.refs for t in leaves):
-            out = pytree.tree_map_only(torch.Tensor, lambda t: _alias(t) if id(t) in self.refs else t, out)
+            out = pytree.tree_map_only(torch.Tensor, lambda t: alias_of(t) if id(t) in self.refs else t, out)
         eqn_args, eqn_kwargs = normalise(func, *self.lower((args, kwargs)))  # type: ignore[misc]
         types = fake.types_of(out)
         if is_view(func) and not _lies_as(args[0], eqn_args[0]):
@@ -310,47 +305,6 @@ class Recorder(TorchDispatchMode):
 
     # --- writes ---
 
-    def write(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
-        """An operator that writes: compute what it writes, then let the written tensors hold it."""
-        schema = schema_of(func)
-        params = schema.params
-        targets: list[torch.Tensor] = []
-        read: list[torch.Tensor] = []
-        for i, param in enumerate(params):
-            held = kwargs.get(param.name) if param.keyword or i >= len(args) else args[i]
-            tensors = [t for t in pytree.tree_leaves(held) if isinstance(t, torch.Tensor)]
-            (targets if i in schema.mutated else read).extend(tensors)
-        plain = functional_of(func)
-        check_overlap(func, targets, read, opaque=plain is None)
-        before = [(tuple(t.shape), t.dtype) for t in targets]
-        lowered_args, lowered_kwargs = self.lower((args, kwargs))  # type: ignore[misc]
-        with fake.symbolic_rules(self.symbolic):
-            out, known = literals.call(fake.rule_of(func), func, args, kwargs)
-        if any((tuple(t.shape), t.dtype) != b for t, b in zip(targets, before, strict=True)):
-            raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
-        if plain is not None and not _draws_in_other_order(func, args):
-            # The two may differ in their defaults, so every argument is spelled out.
-            positional, keyword = bind(func, lowered_args, lowered_kwargs)
-            for i in schema.mutated if schema.is_out else ():
-                keyword.pop(params[i].name)
-            with overwriting(self.builder, func, map(self.ref, targets)):
-                results = self.builder.emit(plain, *positional, **keyword)
-            news = [v for v in pytree.tree_leaves(results) if isinstance(v, Value)]
-            _check_casts(func, targets, news)
-            extra: list[Value] = []
-        else:
-            results = self.builder.emit(FUNCTIONAL, func, *lowered_args, **lowered_kwargs)
-            values = [v for v in results if v is not None]  # type: ignore[union-attr]
-            extra, news = values[: -len(targets)], values[-len(targets) :]
-        if op_schema(func).name in custom_operators:  # autograd does not see what it writes
-            self.builder.tags |= {NO_GRAD}
-        for tensor, new in zip(targets, news, strict=True):
-            self.write_to(self.ref(tensor), new, known)
-        fresh = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and id(t) not in self.refs]
-        for tensor, v in zip(fresh, extra, strict=True):
-            self.refs[id(tensor)] = Ref(tensor, v, Root())
-        return out
-
     def write_to(self, ref: Ref, new: Value, known: bool = False) -> None:
         """Give a tensor new contents of its own dtype and shape. `known`: its constant holds them already."""
         if not known:
@@ -363,56 +317,6 @@ class Recorder(TorchDispatchMode):
         if new.tensor.ndim != kept.ndim:
             new = self.builder.emit(torch.ops.aten.expand.default, new, list(kept.shape))  # type: ignore[assignment]
         ref.write(laid_as(self.builder, new, ref.tensor), self.builder)  # what is made of it follows its strides
-
-    def view_change(self, func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
-        """`x.t_()`: the same object becomes a view of what it was."""
-        tensor: torch.Tensor = args[0]
-        ref = self.ref(tensor)
-        if ref.given:
-            raise CaptureError(f"{func} changes the shape of an input object; the graph that holds it runs eagerly")
-        plain = functional_of(func)
-        if plain is None:
-            raise CaptureError(f"{func} has no functional form")
-        old = ref.read(self.builder)
-        ref.tensor = _alias(tensor)  # what it was: views of that are still views of it
-        self.refs[id(ref.tensor)] = ref
-        if op_name(plain) in STRIDED:
-            shown = self.ref(record_strided(self, plain, (ref.tensor, *args[1:]), kwargs))  # type: ignore[arg-type]
-            literals.call(func, plain, args, kwargs)
-            self.refs[id(tensor)] = Ref(tensor, shown.value, shown.root, shown.view, shown.version)
-            return tensor
-        literals.call(func, plain, args, kwargs)
-        rest = self.lower(args[1:])
-        cut = op_name(plain) == "detach"
-        with grad_mode(self.builder, not cut or NO_GRAD not in self.builder.tags):  # the object keeps its history
-            v = self.builder.emit(plain, old, *rest, **kwargs)  # type: ignore[misc]
-        view = View(ref, plain, rest, kwargs, no_grad=cut and NO_GRAD in self.builder.tags)  # type: ignore[arg-type]
-        self.refs[id(tensor)] = Ref(tensor, v, ref.root, view, ref.root.version)  # type: ignore[arg-type]
-        return tensor
-
-    def running_statistics(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
-        """Normalisation in training writes its running mean and variance behind its schema's back."""
-        schema = schema_of(func)
-        bound = dict(zip((p.name for p in schema.params), args, strict=False)) | kwargs
-        training = bound.get("training", bound.get("use_input_stats", False))
-        # A batch of nothing has no statistics, and leaves the old ones as they are.
-        empty = any(type(n) is int and n == 0 for n in bound["input"].shape)
-        if not training or bound.get("running_mean") is None or op_name(func) != "batch_norm" or empty:
-            if _is_composite(func) and not (self.keep(func) and not training):
-                with self:
-                    return func.decompose(*args, **kwargs)
-            return self.pure(func, args, kwargs, self.outcome(func, args, kwargs))
-        x, weight, bias, mean, var = (bound.get(k) for k in ("input", "weight", "bias", "running_mean", "running_var"))
-        op = torch.ops.aten._native_batch_norm_legit_functional.default
-        inputs = (x, weight, bias, mean, var, True, bound["momentum"], bound["eps"])
-        outs = self.outcome(op, inputs, {})
-        results = self.builder.record(op, self.lower(inputs), {}, fake.types_of(outs), "batch_norm")  # type: ignore[arg-type]
-        self.refs[id(outs[0])] = Ref(outs[0], results[0], Root())  # type: ignore[index]
-        self._alive.append(outs[0])
-        for tensor, new in ((mean, results[3]), (var, results[4])):  # type: ignore[index]
-            statistics = self.builder.emit(torch.ops.aten.detach.default, new)  # they carry no gradient
-            self.write_to(self.ref(tensor), statistics)  # type: ignore[arg-type]
-        return outs[0]
 
     # --- finishing ---
 
@@ -455,28 +359,6 @@ class Recorder(TorchDispatchMode):
         return self.builder.finish([self.lower(o) for o in outputs], mutations)
 
 
-_touch_cache: dict[OpOverload, bool] = {}
-
-
-def _touches_tensors(func: OpOverload) -> bool:
-    """Takes or gives a tensor (or a number read from one)."""
-    if func not in _touch_cache:
-        schema = schema_of(func)
-        _touch_cache[func] = any("Tensor" in k for k in (*schema.returns, *(p.kind for p in schema.params)))
-    return _touch_cache[func]
-
-
-_composite_cache: dict[OpOverload, bool] = {}
-
-
-def _is_composite(func: OpOverload) -> bool:
-    """PyTorch itself runs it as other operators; a mere decomposition beside a kernel does not count."""
-    if func not in _composite_cache:
-        key = "CompositeImplicitAutograd"
-        _composite_cache[func] = has_kernel(func.name(), key)
-    return _composite_cache[func]
-
-
 def _has_none(x: torch.Tensor) -> bool:
     """No elements; sizes that are symbols are not asked."""
     return any(type(n) is int and n == 0 for n in x.shape)
@@ -485,27 +367,6 @@ def _has_none(x: torch.Tensor) -> bool:
 def _may_be_a_view(func: OpOverload, args: tuple) -> bool:
     """einsum of one operand may only permute it, which its schema does not tell."""
     return op_name(func) == "einsum" and len(args[1]) == 1
-
-
-def _check_casts(func: OpOverload, targets: list[torch.Tensor], news: list[Value]) -> None:
-    """An operator in place promotes types like any other, and refuses a target that cannot hold what comes of it.
-    Some rules of fake tensors do not ask."""
-    for target, new in zip(targets, news, strict=True):
-        if not torch.can_cast(new.tensor.dtype, target.dtype):
-            raise CaptureError(
-                f"{func}: result type {new.tensor.dtype} can't be cast to the output type {target.dtype}"
-            )
-
-
-def _draws_in_other_order(func: OpOverload, args: tuple) -> bool:
-    """bernoulli fills a new tensor from front to back, bernoulli_ the given one as its strides have it."""
-    return op_name(func) == "bernoulli_" and not args[0].is_contiguous()
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Another object that shows the same memory."""
-    op = torch.ops.aten.alias.default
-    return literals.call(op, op, (tensor,), {})[0]  # type: ignore[return-value]
 
 
 def _lies_as(tensor: object, v: Arg) -> bool:

@@ -12,7 +12,14 @@ from typing import Any, Protocol
 import torch
 
 from tessera.ir.types import ScalarType, TensorType
-from tessera.torch_internals.operators import OpOverload, OpOverloadPacket, op_name, op_schema, overload_name
+from tessera.torch_internals.operators import (
+    OpOverload,
+    OpOverloadPacket,
+    has_kernel,
+    op_name,
+    op_schema,
+    overload_name,
+)
 
 REQUIRED = object()
 
@@ -72,6 +79,19 @@ def schema_of(op: OpOverload) -> Schema:
         pointwise=torch.Tag.pointwise in op.tags,
         returns=tuple(str(r.type) for r in schema.returns),
     )
+
+
+@functools.cache
+def touches_tensors(op: OpOverload) -> bool:
+    """Takes or gives a tensor (or a number read from one)."""
+    schema = schema_of(op)
+    return any("Tensor" in k for k in (*schema.returns, *(p.kind for p in schema.params)))
+
+
+@functools.cache
+def is_composite(op: OpOverload) -> bool:
+    """PyTorch itself runs it as other operators; a mere decomposition beside a kernel does not count."""
+    return has_kernel(op.name(), "CompositeImplicitAutograd")
 
 
 def bind(op: OpOverload, args: tuple, kwargs: dict) -> tuple[list, dict]:

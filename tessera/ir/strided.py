@@ -10,11 +10,10 @@ through, differentiated and batched like any other operator. What cannot be put 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
-from tessera.ir.alias import Ref
+from tessera.ir.recording import Recording
 from tessera.ir.schema import bind
 from tessera.ir.types import Size, is_dense, row_major, size_key
 from tessera.ir.views import PARTS, PERMUTES, REPEATS, RESHAPES
@@ -23,16 +22,6 @@ from tessera.util.errors import CaptureError
 
 # Views that only choose and order elements: what they show lies in their parent's memory as it is.
 _GEOMETRY = PARTS | PERMUTES | RESHAPES | REPEATS | {"alias"}
-
-
-class Recording(Protocol):
-    """What is needed of the recorder."""
-
-    def ref(self, tensor: torch.Tensor) -> Ref: ...
-    def outcome(self, func: OpOverload, args: tuple, kwargs: dict) -> object: ...
-    def pure(self, func: OpOverload, args: tuple, kwargs: dict, out: object) -> object: ...
-    def __enter__(self) -> object: ...
-    def __exit__(self, *exc: object) -> None: ...
 
 
 def record_strided(recorder: Recording, func: OpOverload, args: tuple, kwargs: dict) -> object:

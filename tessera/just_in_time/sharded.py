@@ -23,7 +23,7 @@ from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.once import meet, once
 from tessera.distributed.plan import Layout, Plan
 from tessera.distributed.sharding import Sharding
-from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes, StandIns
+from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes, SymbolicArguments
 from tessera.distributed.users_line import at_users_line
 from tessera.distributed.weights import placement_of
 from tessera.frontends.captured import Captured
@@ -87,7 +87,7 @@ class ShardedCall:
         kind = self.model.training, grad, *(batch_key(x, grad, sizes=False) for x in leaves)
         if (program := self.sizes.known(kind, leaves)) is not None:
             return program
-        given, reason = self.sizes.stand_ins(kind, leaves) if self.dynamic else None, ""
+        given, reason = self.sizes.symbolic_arguments(kind, leaves) if self.dynamic else None, ""
         if given is not None:
             try:
                 program = self._prepare(*given.like(batch, named), leaves=leaves, grad=grad, given=given)
@@ -117,7 +117,7 @@ class ShardedCall:
         leaves: list,
         grad: bool,
         caches: Caches | None = None,
-        given: StandIns | None = None,
+        given: SymbolicArguments | None = None,
         reason: str = "",
     ) -> _Program:
         """`leaves` are the arguments, and `given` what stands for them; `reason` says why this is compiled again."""

@@ -52,6 +52,7 @@ FIGURES = {
     "fork": ("s", "to start a team of threads"),
 }
 _DATA = "data"
+LAUNCH = 4e-6
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,17 @@ class Machine:
     @property
     def flops(self) -> float:
         return self["flops.float32"]
+
+    @property
+    def cycles(self) -> float:
+        """Of all units together, in a second."""
+        return self.units * self["clock"]
+
+    @property
+    def launch(self) -> float:
+        """Seconds of the host for one kernel; where a description does not say, what hosts of these years take."""
+        known = self.figures.get("launch")
+        return known.value if known else LAUNCH
 
     @property
     def matrix_flops(self) -> float:

@@ -74,8 +74,8 @@ def described_gpu(properties) -> Machine:
     short = properties.name.lower().replace(" ", "").replace("-", "")
 
     def distance(m: Machine) -> tuple:
-        apart = abs(m["memory"] - memory) if memory else 0
-        return -_alike(m.key, short), abs(m.capability - capability), abs(m.units - units), apart
+        memory_gap = abs(m["memory"] - memory) if memory else 0
+        return -_alike(m.key, short), abs(m.capability - capability), abs(m.units - units), memory_gap
 
     nearest = min(map(machine, known("gpu")), key=distance)
     figures = {ours: getattr(properties, theirs, 0) for theirs, ours in PROPERTIES.items()}

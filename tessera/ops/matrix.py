@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from tessera.ir.schema import is_pointwise, is_random
-from tessera.ops.factors import APART, FACTORS
+from tessera.ops.factors import DECOMPOSED, FACTORS
 from tessera.ops.op import REGISTRY, Rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
@@ -24,8 +24,8 @@ the derivative is zero or does not exist, so nothing flows; `fallback` means tha
 that one operator is traced. Every operator that is not listed works through the fallback too. `for` tells
 where the derivative rules hold: elsewhere (complex numbers, some calls) the fallback takes over. Cost is what
 `flops` counts: `own` has a formula, `element` is one an element of the result, `free` moves no data. `shard` tells how
-ranks of a mesh share it: by a `rule` that says along which dimensions it may be cut, `apart`, as other operators that
-have one, or `whole`, where each rank computes all of it.
+ranks of a mesh share it: by a `rule` that says along which dimensions it may be cut, `decomposed`, as other operators
+that have one, or `whole`, where each rank computes all of it.
 
 This page is generated: `python -m tessera.ops.matrix` writes it.
 """
@@ -49,7 +49,7 @@ def sharding(declared: Rules) -> str:
     """Overloads may have rules of their own."""
     if any(_speaks_of(name, declared.name) for name in FACTORS) or _elementwise(declared.name):
         return "rule"
-    return "apart" if any(_speaks_of(name, declared.name) for name in APART) else "whole"
+    return "decomposed" if any(_speaks_of(name, declared.name) for name in DECOMPOSED) else "whole"
 
 
 def _speaks_of(rule: str, name: str) -> bool:

@@ -30,12 +30,12 @@ def prod_vjp(ct: Value, y: Value, x: Value, dtype: object) -> tuple:
 
 def prod_dim_vjp(ct: Value, y: Value, x: Value, dim: int, keepdim: Arg, dtype: object) -> tuple:
     def grad() -> Value:
-        wide, spread = cast(x, ct.dtype), restore(ct, x, dim, keepdim)
+        wide, expanded = cast(x, ct.dtype), restore(ct, x, dim, keepdim)
         others = _others(wide, dim)
         if differentiated_again():
-            return spread * others
+            return expanded * others
         some_zero = aten.any(aten.eq(wide, 0))
-        return spread * aten.where(some_zero, others, restore(y, x, dim, keepdim) / wide)
+        return expanded * aten.where(some_zero, others, restore(y, x, dim, keepdim) / wide)
 
     return (_of_elements(grad, ct, x),)
 

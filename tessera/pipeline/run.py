@@ -26,7 +26,7 @@ from tessera.pipeline.options import Options
 from tessera.pipeline.stage import BACKWARD, FORWARD, PROGRAM, Stage, expanded
 from tessera.runtime.call import Layout
 from tessera.runtime.plan import bridge_of, core_of, layout_of
-from tessera.transforms.remat import Split
+from tessera.transforms.halves import Split
 from tessera.transforms.vjp import Joint
 from tessera.util.config import config
 from tessera.util.log import log

@@ -26,7 +26,7 @@ from tessera.runtime.call import Layout
 from tessera.runtime.linked import Level
 from tessera.torch_internals.fake import FakeTensorMode
 from tessera.torch_internals.operators import OpOverload, op_name
-from tessera.transforms.remat import Split
+from tessera.transforms.halves import Split
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.names import names
 

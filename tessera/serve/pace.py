@@ -86,8 +86,8 @@ class Pace:
     def _fit(self) -> None:
         """Least squares of  token * tokens / took + pair * pairs / took  against 1; neither is below 0."""
         tt, tp, pp, t, p = self._sums
-        spread = tt * pp - tp * tp
+        determinant = tt * pp - tp * tp
         self._token, self._pair = t / tt, 0.0
-        if spread > 1e-6 * tt * pp and (pair := (p * tt - t * tp) / spread) > 0:
-            token = (t * pp - p * tp) / spread
+        if determinant > 1e-6 * tt * pp and (pair := (p * tt - t * tp) / determinant) > 0:
+            token = (t * pp - p * tp) / determinant
             self._token, self._pair = (token, pair) if token > 0 else (0.0, p / pp)

@@ -70,7 +70,7 @@ class Cut:
         return self.tensor * self.experts * self.pipeline
 
 
-def spread(got: Captured, machine: SpatialMachine, chips: int, cut: Cut) -> tuple[Graph, tuple[Core, ...]]:
+def cut_over_chips(got: Captured, machine: SpatialMachine, chips: int, cut: Cut) -> tuple[Graph, tuple[Core, ...]]:
     """The graph of all chips, and their cores."""
     stage = stage_of(machine, cut.tensor, cut.experts)
     local = got.trace if stage.mesh.ranks == 1 else partitioned(got, stage, machine, cut.whole)

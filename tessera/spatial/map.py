@@ -15,7 +15,7 @@ from tessera.spatial.bounds import limit
 from tessera.spatial.capture import captured
 from tessera.spatial.chain.api import ChainProgram, chained
 from tessera.spatial.chain.blocks import equal_blocks
-from tessera.spatial.chips import Cut, one_batch, spread
+from tessera.spatial.chips import Cut, cut_over_chips, one_batch
 from tessera.spatial.choice.cut import Choice, chosen_cuts
 from tessera.spatial.errors import SpaceError
 from tessera.spatial.mapping import best
@@ -88,7 +88,7 @@ def map_onto(
     found: list[SpatialProgram] = []
     refused: SpaceError | None = None
     for choice, plan in itertools.product(choices, (onto,) if other is None else (onto, other)):
-        graph, cores = spread(got, plan, chips, choice.cut)
+        graph, cores = cut_over_chips(got, plan, chips, choice.cut)
         try:
             chosen = best(graph, onto, cores, EFFORTS[effort], seed, aim == "throughput", plan)
         except SpaceError as error:

@@ -42,7 +42,7 @@ from tessera.store.key import Key
 from tessera.store.program import Stored, load_note, save_note
 from tessera.training.program import StepProgram, plan_data, read_extras, seeded, write_extras
 from tessera.training.sharded_program import Recipe, ShardedCompilation, ShardedStepRun
-from tessera.transforms.remat import Split
+from tessera.transforms.halves import Split
 from tessera.transforms.shard.joint import Partition
 from tessera.util.errors import Unserial
 

@@ -32,8 +32,8 @@ from tessera.runtime.plan import core_of
 from tessera.store.key import Key
 from tessera.store.layout import read_layout, write_layout
 from tessera.store.program import Stored, load_note, save_note
+from tessera.transforms.halves import Split
 from tessera.transforms.join import joined, renamed
-from tessera.transforms.remat import Split
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import CaptureError, Unserial
 

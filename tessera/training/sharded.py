@@ -94,7 +94,7 @@ class ShardedStep:
         kind = *shared, *(batch_key(x, sizes=False) for x in leaves)
         if (program := self.sizes.known(kind, leaves)) is not None:
             return program
-        given, reason = self.sizes.stand_ins(kind, leaves), ""
+        given, reason = self.sizes.symbolic_arguments(kind, leaves), ""
         if given is not None:
             try:
                 shown = given.like(batch, named)

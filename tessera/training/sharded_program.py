@@ -39,8 +39,8 @@ from tessera.training.program import (
     seeded,
     write_extras,
 )
+from tessera.transforms.halves import Split
 from tessera.transforms.join import joined, relaid
-from tessera.transforms.remat import Split
 from tessera.transforms.shard.joint import Partition
 from tessera.util.errors import CaptureError, Unserial
 

@@ -1,4 +1,4 @@
-"""Chooses what forward saves for backward, and splits a joint trace in two.
+"""Chooses what forward saves for backward; `halves` then splits the joint trace.
 
 In: a `Joint` (forward and backward in one program). Out: a forward trace that also gives what is saved, and
 a backward trace from saved values and cotangents to gradients. What is saved is a minimum cut: each value
@@ -11,22 +11,20 @@ first, until the saved bytes fit.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
 from types import MappingProxyType
 
 import torch
 
-from tessera.ir.builder import Builder
 from tessera.ir.dist import is_collective
-from tessera.ir.equation import NUMBER, Arg, Equation, Value, recompute_region, substitute, symbols_in, values_in
+from tessera.ir.equation import Equation, Value, recompute_region, values_in
 from tessera.ir.schema import has_effect, is_view
 from tessera.ir.starts import starts
-from tessera.ir.trace import Trace
-from tessera.ir.types import ScalarType, TensorType
+from tessera.ir.types import TensorType
 from tessera.ops.fp8 import rounds
 from tessera.ops.op import flops, rules
-from tessera.transforms.enclosed import Place, enclosed, read_inside
+from tessera.transforms.enclosed import Place, enclosed
+from tessera.transforms.halves import Halves, Split, nbytes
 from tessera.transforms.mincut import INFINITE, min_cut
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import OptionError
@@ -42,15 +40,6 @@ NOTHING: Mapping[Value, Place] = MappingProxyType({})
 POLICIES = ("none", "views", "cheap", "auto")
 
 
-@dataclass(frozen=True)
-class Split:
-    forward: Trace  # outputs: the program's outputs, new contents of `returned`, then `saved`
-    backward: Trace  # inputs: `saved`, then cotangents; outputs: one gradient per wrt
-    saved: tuple[Value, ...]
-    returned: tuple[Value, ...]  # mutated inputs whose new contents carry gradients: written back outside
-    saved_bytes: int
-
-
 def remat(joint: Joint, policy: str = "auto", budget: int | None = None) -> Split:
     """Split a joint trace, saving as little as the policy and the budget ask for."""
     if policy not in POLICIES:
@@ -63,58 +52,22 @@ def remat(joint: Joint, policy: str = "auto", budget: int | None = None) -> Spli
     if budget is not None and plan.bytes(saved) > budget:
         plan.held = {}
         saved = plan.fit(budget)
-    return plan.split(saved)
+    return plan.halves.split(saved, plan.held)
 
 
 class _Plan:
     def __init__(self, joint: Joint) -> None:
-        self.joint, self.trace = joint, joint.trace
-        self.primals = self.trace.inputs[: len(self.trace.inputs) - len(joint.pulled)]
-        self.given = set(self.primals)
-        self.cts = self.trace.inputs[len(self.primals) :]
-        self.outputs = self.trace.outputs[: len(self.trace.outputs) - len(joint.wrt)]
-        self.grads = self.trace.outputs[len(self.outputs) :]
-        self.maker = self.trace.makers()
-        self.early = set(self.trace.equations[: joint.split])
-        self.late = self._depends_on_cotangents()
-        self.needed = self._needed()
+        self.halves = halves = Halves(joint)
+        self.trace, self.maker = halves.trace, halves.maker
+        self.primals, self.given, self.cts = halves.primals, halves.given, halves.cts
+        self.outputs, self.grads = halves.outputs, halves.grads
+        self.early, self.late, self.needed, self.bytes = halves.early, halves.late, halves.needed, halves.bytes
         self.boundary = self._boundary()
         self.passing: dict[Equation, list[Value]] = {}  # what equations read that a library call went around
         self.stored = self._stored()
         self.parts = self._parts()
         self.held: dict[Value, Place] = {}  # what backward reads inside of a saved value
         self._ranks: dict[Equation, int] = {}
-
-    def _depends_on_cotangents(self) -> set[Equation]:
-        tainted: set[Value] = set(self.cts)
-        late: set[Equation] = set()
-        for eqn in self.trace.equations:
-            # Equations of the backward that give no tensor of ours (zeros, full) stay in it too.
-            if any(v in tainted for v in eqn.inputs()):
-                late.add(eqn)
-                tainted.update(eqn.results())
-        return late
-
-    def _needed(self) -> set[Equation]:
-        """Equations that some gradient depends on, and checks on what backward computes."""
-        return set(self._leading_to(self.grads, self.trace.equations, self.late))
-
-    def _leading_to(
-        self, results: Arg, equations: Iterable[Equation], effects: set[Equation], symbols: Iterable[str] = ()
-    ) -> list[Equation]:
-        """The equations that some results depend on, or sizes that are mentioned, and those of `effects` that have an
-        effect."""
-        wanted, mentioned = set(values_in(results)), set(symbols)
-        chosen: list[Equation] = []
-        for eqn in reversed(list(equations)):
-            binds = any(s in mentioned and v in eqn.results() for s, (v, _) in self.trace.symbols.items())
-            effect = eqn in effects and has_effect(eqn)
-            if effect or binds or not wanted.isdisjoint(eqn.outputs):
-                chosen.append(eqn)
-                wanted.update(eqn.inputs())
-                if self.trace.symbols:
-                    mentioned |= symbols_in((eqn.args, eqn.kwargs))
-        return chosen[::-1]
 
     # --- what may be recomputed ---
 
@@ -219,7 +172,7 @@ class _Plan:
         again between two of them is a short chain, and what backward holds of it at once is little.
         """
         pure = [e for e in self.trace.equations if self._pure(e)]
-        price = {e: (flops(e) / max(1.0, sum(_nbytes(v) for v in e.results())), str(e.op)) for e in pure}
+        price = {e: (flops(e) / max(1.0, sum(nbytes(v) for v in e.results())), str(e.op)) for e in pure}
         steps, base = sorted(set(price.values())), self.allowed("views")
 
         def up_to(step: int, but: set[Equation] = frozenset()) -> list[Value]:  # type: ignore[assignment]
@@ -239,11 +192,6 @@ class _Plan:
         first_that_fits(len(last), again)
         return max((saved for saved in fitting if self.bytes(saved) <= budget), key=self.bytes)
 
-    def bytes(self, saved: list[Value]) -> int:
-        """Bytes that are kept only for backward: inputs and outputs are alive anyway."""
-        alive = {*self.primals, *self.trace.constants, *values_in(self.outputs)}
-        return sum(_nbytes(v) for v in saved if v not in alive)
-
     # --- the cut ---
 
     def unchained(self, saved: list[Value], allowed: set[Equation]) -> tuple[list[Value], set[Equation]]:
@@ -252,8 +200,8 @@ class _Plan:
         A residual stream is the sum of what layers gave. If these are saved, and the sums computed again, the first
         gradient, which wants the last sum, makes backward compute all sums before any layer is done with its own.
         """
-        again = [e for e in self._backward_equations(saved) if e not in self.late]
-        anew = {v for e in again for v in e.results() if _nbytes(v) >= LARGE}
+        again = [e for e in self.halves.backward_equations(saved) if e not in self.late]
+        anew = {v for e in again for v in e.results() if nbytes(v) >= LARGE}
         links = {e for e in again if not anew.isdisjoint(self.passing.get(e, ()))}
         if not links:
             return saved, allowed
@@ -284,7 +232,7 @@ class _Plan:
         return [v for v in saved if not self._copies(v, kept)]
 
     def _copies(self, v: Value, kept: set[Value]) -> bool:
-        if v not in self.maker or v in self.boundary or v in values_in(self.outputs) or _nbytes(v) < COPIED:
+        if v not in self.maker or v in self.boundary or v in values_in(self.outputs) or nbytes(v) < COPIED:
             return False
         if self.maker[v].opname != "clone":
             return False
@@ -296,7 +244,7 @@ class _Plan:
     def _may_stay(self, x: Value, users: list[Equation]) -> bool:
         """A large value of the forward that is not alive anyway, has no place on a mesh, which a slice would lose, and
         that no library reads in backward."""
-        if x not in self.maker or recompute_region(self.maker[x].tags) is not None or _nbytes(x) < LARGE:
+        if x not in self.maker or recompute_region(self.maker[x].tags) is not None or nbytes(x) < LARGE:
             return False
         if x in values_in(self.outputs) or x in self.boundary or x.tensor.placement is not None:
             return False
@@ -326,13 +274,13 @@ class _Plan:
                 if eqn in allowed and (inside or (v in self.parts and v not in outputs)):
                     weight = INFINITE
                 if v in held:
-                    weight = again * _nbytes(v) + 1.0
+                    weight = again * nbytes(v) + 1.0
                 edge((v, "in"), (v, "out"), weight)
                 if eqn in allowed:
                     for x in dict.fromkeys(eqn.inputs()):
                         edge((x, "out"), (v, "in"), INFINITE)
                     if again and self._rank(eqn) > 1:
-                        edge(source, (v, "in"), again * _nbytes(v))
+                        edge(source, (v, "in"), again * nbytes(v))
                     if not eqn.inputs():
                         continue  # made from nothing: run again at no cost in memory
                 else:
@@ -359,113 +307,8 @@ class _Plan:
         return {v for v in self.primals if v not in wanted and v not in read_late and not _is_mask(v)}
 
     def _weight(self, v: Value, alive: bool) -> float:
-        size = _nbytes(v) + 1.0 if isinstance(v.type, TensorType) else 1.0
+        size = nbytes(v) + 1.0 if isinstance(v.type, TensorType) else 1.0
         return size * ALIVE if alive else size
-
-    # --- the two halves ---
-
-    def split(self, saved: list[Value]) -> Split:
-        mutated = self.trace.mutations
-        returned = tuple(t for t in mutated if t in self.joint.carried)
-        keep_symbols = self._symbols_for_backward(saved)
-        backward_equations = self._backward_equations([*saved, *self.held])
-        before, saved, copies = self._protect(saved, mutated)
-        symbols = {s: (v, d) for s, (v, d) in self.trace.symbols.items() if v in saved or v in keep_symbols}
-        for s, (v, d) in self.trace.symbols.items():
-            if s not in symbols and any(v in e.results() for e in backward_equations):
-                symbols[s] = (v, d)
-        symbols |= {v.name: (v, None) for v in keep_symbols}
-        backward = Trace(
-            f"{self.trace.name}_backward",
-            (*saved, *self.held, *keep_symbols, *self.cts),
-            tuple(e.substitute(copies) if copies else e for e in backward_equations),
-            substitute(self.grads, copies),
-            {},
-            self.trace.constants,
-            symbols,
-        )
-        backward = read_inside(backward, self.held)
-        saved += [v for v in backward.inputs if v in self.held]
-        forward_results = [*self.outputs, *(mutated[t] for t in returned), *saved, *keep_symbols]
-        forward = self.trace.with_(
-            inputs=self.primals,
-            equations=(*before, *self._forward_equations(forward_results), *self._sizes(keep_symbols)),
-            outputs=tuple(forward_results),
-            mutations={t: v for t, v in mutated.items() if t not in returned},
-        )
-        return Split(forward, backward, (*saved, *keep_symbols), returned, self.bytes(saved))
-
-    def _protect(
-        self, saved: list[Value], mutated: dict[Value, Value]
-    ) -> tuple[list[Equation], list[Value], dict[Value, Value]]:
-        """An input that the forward overwrites in place is saved as a copy made before, a view of it as a copy of that
-        view."""
-        builder = Builder.over(self.trace)
-        copies: dict[Value, Value] = {}
-        for v in saved:
-            root = self._input_root(v)
-            if root is not None and root in mutated:
-                env: dict[Value, Arg] = {}
-                builder.replay(self._views(v), env)
-                copies[v] = builder.value(f"{v.name}_saved", v.type)
-                builder.equations.append(Equation(torch.ops.aten.clone.default, (env.get(v, v),), {}, (copies[v],)))
-        return builder.equations, [copies.get(v, v) for v in saved], copies
-
-    def _input_root(self, v: Value) -> Value | None:
-        while v not in self.given:
-            eqn = self.maker.get(v)
-            if eqn is None or not is_view(eqn.op) or not eqn.inputs():
-                return None
-            v = eqn.inputs()[0]
-        return v
-
-    def _views(self, v: Value) -> list[Equation]:
-        """The views that lead from an input to a value."""
-        path: list[Equation] = []
-        while v not in self.given:
-            path.append(self.maker[v])
-            v = self.maker[v].inputs()[0]
-        return path[::-1]
-
-    def _symbols_for_backward(self, saved: list[Value]) -> list[Value]:
-        """Numbers that bind the symbolic sizes backward mentions."""
-        used: set[str] = set()
-        for eqn in self.trace.equations if self.trace.symbols else ():
-            if eqn in self.needed:
-                used |= symbols_in((eqn.args, eqn.kwargs))
-        keep: list[Value] = []
-        for symbol in sorted(used):
-            if symbol not in self.trace.symbols:
-                continue
-            v, dim = self.trace.symbols[symbol]
-            if v in saved or v in keep:
-                continue
-            keep.append(v if dim is None else Value(symbol, ScalarType(int)))  # a dimension is handed over as a number
-        return keep
-
-    def _sizes(self, handed: list[Value]) -> list[Equation]:
-        """Sizes handed over that are no values of the program yet."""
-        where = {v: self.trace.symbols[v.name] for v in handed if v not in self.maker and v not in self.primals}
-        return [Equation(NUMBER, (of.shape[dim],), {}, (v,)) for v, (of, dim) in where.items()]  # type: ignore[index]
-
-    def _backward_equations(self, saved: list[Value]) -> list[Equation]:
-        have = {*saved, *self.cts, *self.trace.constants}
-        chosen = {e for e in self.late if has_effect(e)}
-        wanted = [v for v in (*values_in(self.grads), *(v for e in chosen for v in e.inputs())) if v not in have]
-        while wanted:
-            v = wanted.pop()
-            eqn = self.maker.get(v)
-            if v in have or eqn is None or eqn in chosen:
-                continue
-            chosen.add(eqn)
-            wanted += [x for x in eqn.inputs() if x not in have]
-        early = [e for e in self.trace.equations if e in chosen and e not in self.late]
-        return _near_their_use(early, [e for e in self.trace.equations if e in chosen and e in self.late])
-
-    def _forward_equations(self, results: list) -> list[Equation]:
-        rest = [e for e in self.trace.equations if e not in self.late]
-        numbers = [r.name for r in results if isinstance(r, Value)]
-        return self._leading_to([*results, *self.trace.mutations.values()], rest, self.early, numbers)
 
 
 def _evenly(equations: list[Equation], count: int) -> set[Equation]:
@@ -473,38 +316,8 @@ def _evenly(equations: list[Equation], count: int) -> set[Equation]:
     return {equations[(2 * i + 1) * len(equations) // (2 * count)] for i in range(count)}
 
 
-def _near_their_use(early: list[Equation], late: list[Equation]) -> list[Equation]:
-    """Recomputed equations run just before the first backward equation that wants them."""
-    maker = {v: e for e in early for v in e.results()}
-    order: list[Equation] = []
-    placed: set[Equation] = set()
-
-    def place(eqn: Equation) -> None:
-        stack = [(eqn, False)]
-        while stack:
-            e, ready = stack.pop()
-            if e in placed:
-                continue
-            if ready:
-                placed.add(e)
-                order.append(e)
-                continue
-            stack.append((e, True))
-            stack += [(maker[v], False) for v in e.inputs() if v in maker]
-
-    for eqn in late:
-        place(eqn)
-    for eqn in early:
-        place(eqn)
-    return order
-
-
 def _is_mask(v: Value) -> bool:
     return isinstance(v.type, TensorType) and v.type.dtype is torch.bool
-
-
-def _nbytes(v: Value) -> int:
-    return v.type.nbytes() if isinstance(v.type, TensorType) else 8
 
 
 def _is_library(eqn: Equation) -> bool:
@@ -517,7 +330,7 @@ def _is_library(eqn: Equation) -> bool:
 def _gathers(eqn: Equation) -> bool:
     """Rows of something smaller, each read several times: nodes at the ends of edges. Read again, they come from a
     cache for the most part; kept, they are as many bytes as what is made of them."""
-    return eqn.opname in _GATHERS and _nbytes(eqn.inputs()[0]) < _nbytes(eqn.out)
+    return eqn.opname in _GATHERS and nbytes(eqn.inputs()[0]) < nbytes(eqn.out)
 
 
 # What these read is saved, not computed again: between convolutions moving activations is much of the time, and the

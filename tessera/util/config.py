@@ -36,7 +36,7 @@ class Config:
     offload: str = "none"  # where large tensors wait for backward: none (on their device) · host
     reinplace: bool = True  # write into mutated inputs and dead values where legal
     autotune: bool = False  # off: the first proposed schedule · on: measure a few, keep the fastest on disk
-    machine: str = "auto"  # whose figures cost models read, such as "a100" or a JSON file · auto: the device's own
+    machine: str = "auto"  # whose figures cost models read, such as "a100" or a TOML file · auto: the device's own
     fused_random: str = "auto"  # random numbers computed inside kernels: on · off (PyTorch draws) · auto: on GPUs
     fp8_matmul: str = "auto"  # layers quantized to fp8 multiply many rows in 8 bits: on · off · auto: on GPUs that can
     program_cache: bool = True  # compiled programs are kept on disk, and a later process begins with them

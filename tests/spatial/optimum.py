@@ -14,7 +14,7 @@ import torch
 
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.capture import captured
-from tessera.spatial.chips import Cut, spread
+from tessera.spatial.chips import Cut, cut_over_chips
 from tessera.spatial.errors import SpaceError
 from tessera.spatial.mapping import Mapping, best
 from tessera.spatial.schedule import capacity
@@ -55,7 +55,7 @@ def mapped(seed: int) -> tuple[Mapping, SpatialMachine] | None:
     torch.manual_seed(seed)
     machine, width = random_machine(chance), chance.choice([3, 8, 17, 24])
     x = torch.randn((*chance.choice([(), (2,)]), chance.choice([1, 2, 5, 17]), width), dtype=torch.float64)
-    graph, cores = spread(captured(Program(chance, width).double(), (x,), {}), machine, 1, Cut())
+    graph, cores = cut_over_chips(captured(Program(chance, width).double(), (x,), {}), machine, 1, Cut())
     try:
         found = best(graph, machine, cores, 3, seed % 3)
     except SpaceError:

@@ -10,7 +10,7 @@ from torch import nn
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.bounds import interval
 from tessera.spatial.capture import captured
-from tessera.spatial.chips import Cut, spread
+from tessera.spatial.chips import Cut, cut_over_chips
 from tessera.spatial.graph import Constant, Input
 from tessera.spatial.listing.types import Send
 from tessera.spatial.map import map_onto
@@ -102,7 +102,7 @@ def test_what_cannot_be_cut() -> None:
 def test_sums_go_along_sides() -> None:
     """Of a square of four chips, none reads what the one across the corner has."""
     machine = rack()
-    graph, _ = spread(captured(MLP(), (torch.randn(2, 64),), {}), machine, 4, Cut(tensor=4))
+    graph, _ = cut_over_chips(captured(MLP(), (torch.randn(2, 64),), {}), machine, 4, Cut(tensor=4))
     columns = shape(machine)[1]
     of = {node.home: node for node in graph.nodes if not isinstance(node, (Constant, Input))}
     read = {(node.chip, of[home].chip) for node in of.values() for m in node.maps for home in m.homes if home in of}

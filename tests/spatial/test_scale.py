@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tessera.spatial.capture import captured
-from tessera.spatial.chips import Cut, spread
+from tessera.spatial.chips import Cut, cut_over_chips
 from tessera.spatial.cuts import Effort
 from tessera.spatial.map import map_onto
 from tessera.spatial.mapping import one
@@ -57,7 +57,7 @@ def test_results_leave_while_the_next_sum_is_taken() -> None:
     before whole rows have come."""
     machine = grid(2)
     got = captured(Product(2048).bfloat16(), (torch.zeros(512, 2048).bfloat16(),), {})
-    graph, cores = spread(got, machine, 1, Cut())
+    graph, cores = cut_over_chips(got, machine, 1, Cut())
     timed = one(graph, machine, Routes(machine, cores), Effort(4, 1 << 20, 4.0, regions=8, waves=2)).schedule
     products = [s for s in timed.steps if s.kind == "product"]
     assert len({s.target.tile for s in products if s.core == products[0].core and s.target}) > 1

@@ -17,7 +17,8 @@ from tessera.tile.attention import Attention, attention, attention_parts
 from tessera.tile.dialect import interp
 from tessera.tile.dialect.build import KernelBuilder, f16, f32
 from tessera.tile.dialect.index import name
-from tessera.tile.dialect.ops import KernelOp, StoreOp, index_attr
+from tessera.tile.dialect.ops import KernelOp, StoreOp
+from tessera.tile.dialect.types import index_attr
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets import named
 from tessera.tile.targets.cuda_tile import toolchain

@@ -25,7 +25,8 @@ from tessera.tile.dialect.build import KernelBuilder, f32, f64, i32, i64
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.functions import FUNCTIONS
 from tessera.tile.dialect.index import parse
-from tessera.tile.dialect.ops import KernelOp, element_of
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.rewrites.split_reduction import can_split
 from tessera.tile.rewrites.split_sequential import split_sequential
 from tessera.tile.schedules.schedule import Schedule

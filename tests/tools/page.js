@@ -1,5 +1,5 @@
 // Runs the script of a report under Node, over a document that only keeps what it is given: `node page.js report.html`.
-// Opens every view and prints what each says, as JSON: the elements' classes and texts, and what charts write.
+// The document has no address of its own, as in a notebook's frame, which refuses to change it. Opens every view and prints what each says, as JSON: the elements' classes and texts, and what charts write.
 const fs = require("fs");
 const html = fs.readFileSync(process.argv[2], "utf8");
 const [, data] = /<script type="application\/json" id="data">(.*?)<\/script>/s.exec(html);
@@ -37,7 +37,7 @@ globalThis.document = {
 Object.assign(globalThis, {
   ResizeObserver: class { observe() {} }, getComputedStyle: () => ({ getPropertyValue: () => "", fontFamily: "" }),
   matchMedia: () => ({ matches: false, addEventListener() {} }), addEventListener() {}, requestAnimationFrame() {},
-  history: { replaceState() {} }, location: { hash: "" }, devicePixelRatio: 1, innerWidth: 1200, innerHeight: 800,
+  history: { replaceState() { throw new Error("about:srcdoc has no address"); } }, location: { hash: "", protocol: "about:" }, devicePixelRatio: 1, innerWidth: 1200, innerHeight: 800,
 });
 
 const texts = (element, wanted) => element.children.filter((child) => child instanceof Element)

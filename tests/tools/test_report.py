@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html.parser import HTMLParser
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import tessera
 from tessera.just_in_time.compiled import compiled_state
 from tessera.tools.models import GPT, GPTConfig
 from tessera.tools.report.collect import collect
+from tessera.tools.report.shown import LONGEST, Report
 from tessera.tools.report.write import embedded, page
 from tessera.util.errors import InputError
 
@@ -207,3 +209,47 @@ def test_report_on_a_gpu(tmp_path):
     assert any(track.startswith("GPU") for track in data["profile"]["tracks"])
     for program in data["graphs"][0]["programs"]:
         assert program["measured"] and max(program["measured"]) > 0
+
+
+class Frames(HTMLParser):
+    """The attributes of every element that HTML holds."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_a_notebook_shows_the_page_in_a_frame_without_rights(tmp_path):
+    torch._dynamo.reset()
+    fast = tessera.jit(lambda x: x.sin() + '"><script>alert(1)</script>'.count("t"))
+    fast(torch.ones(3))
+    path = tmp_path / "report.html"
+    shown = tessera.report(fast, path)
+    ((tag, attributes),) = Frames(shown._repr_html_()).found  # one frame: whatever the page holds, it stays inside
+    assert tag == "iframe" and attributes["sandbox"] == "allow-scripts"
+    assert attributes["srcdoc"] == path.read_text(encoding="utf-8")
+    assert re.search(r"height: \d+px", attributes["style"])
+    assert len(repr(shown)) < 200 and str(path) in repr(shown) and "\n" not in repr(shown)
+
+
+def test_a_report_needs_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch._dynamo.reset()
+    fast = tessera.jit(lambda x: x.sin())
+    fast(torch.ones(3))
+    shown = tessera.report(fast)
+    assert not list(tmp_path.iterdir()) and "not written" in repr(shown)
+    shown.save("report.html")
+    assert data_of((tmp_path / "report.html").read_text(encoding="utf-8"))["graphs"]
+
+
+def test_a_page_too_long_for_a_notebook_is_a_link(tmp_path):
+    path = tmp_path / "a & b.html"
+    long = Report("<b>", "x" * (LONGEST + 1), path)
+    assert [tag for tag, _ in Frames(long._repr_html_()).found] == ["p", "a"]
+    assert "a%20%26%20b.html" in long._repr_html_() and len(long._repr_html_()) < 1000
+    assert "save" in Report("f", "x" * (LONGEST + 1))._repr_html_()

@@ -11,6 +11,7 @@ from browser import Browser
 import tessera
 from tessera.just_in_time.compiled import compiled_state
 from tessera.tools.models import GPT, GPTConfig
+from tessera.tools.report.shown import Report
 from tessera.tools.report.write import write
 
 PROGRAM = Browser.find()
@@ -250,3 +251,17 @@ def test_a_chart_leads_to_its_equation(page):
     )
     page.frame()
     assert page.js("location.hash") == "#program" and len(texts(page, "#trace .row.pinned")) == 1
+
+
+def test_a_cell_of_a_notebook_shows_the_page(browser, path):
+    """In a frame, whatever the notebook is encoded in. Here it has rights that it has in no notebook, to be read."""
+    cell = path.with_name("cell.html")
+    inside = Report("a model", path.read_text(encoding="utf-8"))._repr_html_()
+    cell.write_text(inside.replace('"allow-scripts"', '"allow-scripts allow-same-origin"'), encoding="utf-8")
+    browser.errors.clear()
+    browser.send("Page.navigate", url=cell.as_uri())
+    frame = "document.querySelector('iframe')?.contentDocument"
+    browser.wait(f"{frame}?.documentElement?.dataset.ready === 'yes'")
+    browser.js(f"{frame}.getElementById('tab-profile').click()")
+    assert browser.js(f"!{frame}.getElementById('view-profile').hidden")
+    assert browser.errors == []

@@ -112,7 +112,7 @@ class Lowering:
         if isinstance(eqn.op, Special):
             out = special(self, eqn)
             if out is None:
-                self.apart(eqn, depth)
+                self.decompose(eqn, depth)
             else:
                 self.bind(eqn, out)
             return
@@ -137,7 +137,7 @@ class Lowering:
             if out is not None:
                 self.bind(eqn, out)
                 return
-        self.apart(eqn, depth)
+        self.decompose(eqn, depth)
 
     def tried(self, write: Callable[[], Any]) -> Any:
         """What a form gives; None where it does not hold, and nothing of it stays."""
@@ -151,7 +151,7 @@ class Lowering:
     def refs(self, tree: Arg) -> Arg:
         return map_values(tree, self.env.__getitem__)
 
-    def apart(self, eqn: Equation, depth: int) -> None:
+    def decompose(self, eqn: Equation, depth: int) -> None:
         """Write an equation as the equations that it is made of."""
         parts = self.decompositions.of(eqn) if depth else None
         if parts is None:

@@ -127,9 +127,9 @@ def _apply(fn: Callable, *arrays: np.ndarray) -> np.ndarray:
     """Element by element, over objects; NumPy alone would turn what it knows into its own numbers."""
     shape = np.broadcast_shapes(*(a.shape for a in arrays))
     out = np.empty(shape, object)
-    spread = [np.broadcast_to(a, shape) for a in arrays]
+    broadcast = [np.broadcast_to(a, shape) for a in arrays]
     for place in np.ndindex(*shape):
-        out[place] = fn(*(a[place] for a in spread))
+        out[place] = fn(*(a[place] for a in broadcast))
     return out
 
 

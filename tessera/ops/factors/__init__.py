@@ -13,6 +13,6 @@ from tessera.ops.factors import (  # noqa: F401
     reductions,
     views,
 )
-from tessera.ops.factors.rule import APART, FACTORS
+from tessera.ops.factors.rule import DECOMPOSED, FACTORS
 
-__all__ = ["APART", "FACTORS"]
+__all__ = ["DECOMPOSED", "FACTORS"]

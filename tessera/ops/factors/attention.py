@@ -11,7 +11,7 @@ from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import TensorType, size_key
 from tessera.ops.factors.ring import ring_attention, ring_backward, same_size
-from tessera.ops.factors.rule import Dims, Factors, apart, arguments, rule, tensors
+from tessera.ops.factors.rule import Dims, Factors, arguments, decomposed, rule, tensors
 
 FUSED = [f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn")]
 FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
@@ -115,7 +115,7 @@ def _added(x: Value, times: int) -> Value:
     return aten.sum(aten.reshape(x, [b, h // times, times, s, e]), [2])  # type: ignore[operator]
 
 
-@apart(KERNELS)
+@decomposed(KERNELS)
 def one_head_each(eqn: Equation) -> object:
     """Every head of queries gets its own keys and values."""
     q, k, v, *_ = tensors(eqn)
@@ -128,7 +128,7 @@ def one_head_each(eqn: Equation) -> object:
     return getattr(aten, eqn.opname)(*here.args, **keyword)
 
 
-@apart(BACKWARD)
+@decomposed(BACKWARD)
 def one_head_each_backward(eqn: Equation) -> object:
     _, q, k, v, *_ = tensors(eqn)
     sizes = _sizes(q, k, v) if q.ndim == 4 else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value
-from tessera.ops.factors.rule import Cut, Dims, Factors, apart, rule, tensors
+from tessera.ops.factors.rule import Cut, Dims, Factors, decomposed, rule, tensors
 from tessera.ops.uniform_part import uniform_part
 
 
@@ -36,7 +36,7 @@ def like(eqn: Equation) -> Factors:
     )
 
 
-@apart("new_zeros new_ones new_full")
+@decomposed("new_zeros new_ones new_full")
 def from_nothing(eqn: Equation) -> object:
     """As `like`, without the operand, which may lie anywhere."""
     x, size, *value = eqn.args

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ops.ctc import written_out
-from tessera.ops.factors.rule import Factors, apart, rule
+from tessera.ops.factors.rule import Factors, decomposed, rule
 from tessera.ops.families import cast
 
 MEAN, SUM = 1, 2
@@ -15,14 +15,14 @@ def _reduced(x: Value, reduction: int) -> Value:
     return aten.mean(x) if reduction == MEAN else aten.sum(x) if reduction == SUM else x
 
 
-@apart("mse_loss")
+@decomposed("mse_loss")
 def mse_loss(eqn: Equation) -> object:
     x, y, reduction = eqn.bound()[0]
     off = aten.sub(x, y)
     return _reduced(aten.mul(off, off), reduction)
 
 
-@apart("mse_loss_backward")
+@decomposed("mse_loss_backward")
 def mse_loss_backward(eqn: Equation) -> object:
     ct, x, y, reduction = eqn.bound()[0]
     scale = 2.0 / x.tensor.numel() if reduction == MEAN else 2.0
@@ -31,7 +31,7 @@ def mse_loss_backward(eqn: Equation) -> object:
     return aten.mul(aten.mul(aten.sub(x, y), scale), ct)
 
 
-@apart("l1_loss")
+@decomposed("l1_loss")
 def l1_loss(eqn: Equation) -> object:
     x, y, reduction = eqn.bound()[0]
     return _reduced(aten.abs(aten.sub(x, y)), reduction)
@@ -54,7 +54,7 @@ def _mean_or(reduction: int, each: Value, total: Value) -> Value:
 # Classes are the second dimension; behind it there may be more, places of an image or a sequence.
 
 
-@apart("nll_loss_forward nll_loss nll_loss2d_forward nll_loss2d nll_loss_nd")
+@decomposed("nll_loss_forward nll_loss nll_loss2d_forward nll_loss2d nll_loss_nd")
 def nll_loss(eqn: Equation) -> object:
     x, target, weight, reduction, ignored = eqn.bound()[0]
     if x.ndim < 2:
@@ -66,7 +66,7 @@ def nll_loss(eqn: Equation) -> object:
     return [loss, total] if eqn.many else loss
 
 
-@apart("nll_loss_backward nll_loss2d_backward")
+@decomposed("nll_loss_backward nll_loss2d_backward")
 def nll_loss_backward(eqn: Equation) -> object:
     ct, x, target, weight, reduction, ignored, total = eqn.bound()[0]
     if x.ndim < 2:
@@ -85,7 +85,7 @@ def _over_classes(v: Value, x: Value) -> Value:
     return v if x.ndim == 2 else aten.view(v, [v.shape[0], *[1] * (x.ndim - 2)])
 
 
-@apart("cross_entropy_loss")
+@decomposed("cross_entropy_loss")
 def cross_entropy(eqn: Equation) -> object:
     x, target, weight, reduction, ignored, smoothing = eqn.bound()[0]
     if x.ndim < 2:
@@ -118,7 +118,7 @@ def _of_shares(logs: Value, target: Value, shares: Value | None, reduction: int,
     return aten.sum(each, [1] if reduction == 0 else None)
 
 
-@apart("ctc_loss")
+@decomposed("ctc_loss")
 def ctc_loss(eqn: Equation) -> object:
     return written_out(*eqn.bound()[0])
 

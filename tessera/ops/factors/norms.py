@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
-from tessera.ops.factors.rule import Cut, Factors, Local, apart, in_words, rule, tensors
+from tessera.ops.factors.rule import Cut, Factors, Local, decomposed, in_words, rule, tensors
 from tessera.ops.families import product
 
 
@@ -96,7 +96,7 @@ def _scaled(y: Value, weight: Value | None, bias: Value | None) -> Value:
     return y if bias is None else aten.add(y, _channels(y, bias))
 
 
-@apart("_native_batch_norm_legit_functional native_batch_norm")
+@decomposed("_native_batch_norm_legit_functional native_batch_norm")
 def batch_norm(eqn: Equation) -> object:
     x, weight, bias, running_mean, running_var, training, momentum, eps = eqn.bound()[0]
     if x.ndim < 2:
@@ -109,12 +109,12 @@ def batch_norm(eqn: Equation) -> object:
     count = product([x.shape[d] for d in dims])
     mean = aten.mean(x, dims)
     off = aten.sub(x, _channels(x, mean))
-    spread = aten.mean(aten.mul(off, off), dims)
-    rstd = aten.rsqrt(aten.add(spread, eps))
+    variance = aten.mean(aten.mul(off, off), dims)
+    rstd = aten.rsqrt(aten.add(variance, eps))
     y = _scaled(aten.mul(off, _channels(x, rstd)), weight, bias)
     if eqn.opname == "native_batch_norm":
         return [y, mean, rstd]
-    unbiased = aten.mul(spread, count / (count - 1))
+    unbiased = aten.mul(variance, count / (count - 1))
     new_mean = aten.add(aten.mul(running_mean, 1 - momentum), aten.mul(mean, momentum))
     new_var = aten.add(aten.mul(running_var, 1 - momentum), aten.mul(unbiased, momentum))
     return [y, mean, rstd, new_mean, new_var]
@@ -125,7 +125,7 @@ def _left_alone(eqn: Equation, x: Value, mean: Value, var: Value) -> list[Value]
     return empty if len(eqn.outputs) == 3 else [*empty, aten.clone(mean), aten.clone(var)]
 
 
-@apart("native_batch_norm_backward batch_norm_backward")
+@decomposed("native_batch_norm_backward batch_norm_backward")
 def batch_norm_backward(eqn: Equation) -> object:
     if eqn.opname != "native_batch_norm_backward":
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import Size
-from tessera.ops.factors.rule import Cut, Factors, apart, arguments, rule, tensors
+from tessera.ops.factors.rule import Cut, Factors, arguments, decomposed, rule, tensors
 from tessera.ops.families import cast, dims_of, product, wrap
 
 COMBINED = {"sum": "sum", "mean": "sum", "amax": "max", "amin": "min", "count_nonzero": "sum"}
@@ -75,34 +75,34 @@ def other(eqn: Equation) -> Factors | None:
 # --- in parts that may be cut ---------------------------------------------------------------------
 
 
-@apart("_softmax softmax.int")
+@decomposed("_softmax softmax.int")
 def softmax(eqn: Equation) -> object:
     x, dim = eqn.args[0], eqn.args[1]
     raised = aten.exp(aten.sub(x, aten.amax(x, [dim], True)))
     return cast(aten.div(raised, aten.sum(raised, [dim], True)), eqn.out.dtype)
 
 
-@apart("_log_softmax log_softmax.int")
+@decomposed("_log_softmax log_softmax.int")
 def log_softmax(eqn: Equation) -> object:
     x, dim = eqn.args[0], eqn.args[1]
     lowered = aten.sub(x, aten.amax(x, [dim], True))
     return cast(aten.sub(lowered, aten.log(aten.sum(aten.exp(lowered), [dim], True))), eqn.out.dtype)
 
 
-@apart("_softmax_backward_data")
+@decomposed("_softmax_backward_data")
 def softmax_backward(eqn: Equation) -> object:
     ct, y, dim, dtype = eqn.args
     moved = aten.mul(ct, y)
     return cast(aten.sub(moved, aten.mul(y, aten.sum(moved, [dim], True))), dtype)  # type: ignore[arg-type]
 
 
-@apart("_log_softmax_backward_data")
+@decomposed("_log_softmax_backward_data")
 def log_softmax_backward(eqn: Equation) -> object:
     ct, y, dim, dtype = eqn.args
     return cast(aten.sub(ct, aten.mul(aten.exp(y), aten.sum(ct, [dim], True))), dtype)  # type: ignore[arg-type]
 
 
-@apart("linalg_vector_norm norm.Scalar norm.ScalarOpt_dim")
+@decomposed("linalg_vector_norm norm.Scalar norm.ScalarOpt_dim")
 def vector_norm(eqn: Equation) -> object:
     given = arguments(eqn)
     x, order = tensors(eqn)[0], given.get("ord", given.get("p"))
@@ -112,7 +112,7 @@ def vector_norm(eqn: Equation) -> object:
     return aten.sqrt(aten.sum(aten.mul(x, x), *_arguments(eqn)))
 
 
-@apart("_foreach_norm.Scalar")
+@decomposed("_foreach_norm.Scalar")
 def norms(eqn: Equation) -> object:
     positional, keyword = eqn.bound()
     xs, order, dtype = positional[0], positional[1], (positional[2:] or [keyword.get("dtype")])[0]
@@ -122,7 +122,7 @@ def norms(eqn: Equation) -> object:
     return [aten.sqrt(aten.sum(aten.mul(x, x))) for x in wide]
 
 
-@apart("var.correction var_mean.correction std.correction")
+@decomposed("var.correction var_mean.correction std.correction")
 def variance(eqn: Equation) -> object:
     positional, keyword = eqn.bound()
     x, dims = positional[0], dims_of(positional[1], positional[0].ndim)
@@ -135,9 +135,9 @@ def variance(eqn: Equation) -> object:
     left = product([x.shape[d] for d in dims]) - (1 if correction is None else correction)
     if isinstance(left, (int, float)) and left <= 0:
         return None
-    spread = aten.div(aten.sum(aten.mul(off, off), dims, keep), left)
+    variance = aten.div(aten.sum(aten.mul(off, off), dims, keep), left)
     if eqn.opname == "std":
-        return aten.sqrt(spread)
+        return aten.sqrt(variance)
     if eqn.opname == "var":
-        return spread
-    return [spread, mean if keep else aten.squeeze(mean, dims)]
+        return variance
+    return [variance, mean if keep else aten.squeeze(mean, dims)]

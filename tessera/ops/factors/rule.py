@@ -110,7 +110,7 @@ def _known(size: Size | None) -> int:
 
 Rule = Callable[[Equation], Factors | None]
 FACTORS: dict[str, Rule] = {}
-APART: dict[str, Callable[[Equation], object]] = {}
+DECOMPOSED: dict[str, Callable[[Equation], object]] = {}
 
 
 def rule(names: str) -> Callable[[Rule], Rule]:
@@ -132,11 +132,11 @@ def factors(names: str, *texts: str, **options: Any) -> None:
     rule(names)(lambda eqn: in_words(eqn, *texts, **options))
 
 
-def apart(names: str) -> Callable[[Callable], Callable]:
+def decomposed(names: str) -> Callable[[Callable], Callable]:
     """Decorator: these operators as others over whole values, for what their own rule does not allow."""
 
     def add(fn: Callable[[Equation], object]) -> Callable:
-        APART.update(
+        DECOMPOSED.update(
             {name if "." in name and name.startswith("aten.") else f"aten.{name}": fn for name in names.split()}
         )
         return fn
@@ -153,7 +153,7 @@ def names_of(eqn: Equation) -> tuple[str, ...]:
 
 
 def apart_of(eqn: Equation) -> Callable[[Equation], object] | None:
-    return next((APART[name] for name in names_of(eqn) if name in APART), None)
+    return next((DECOMPOSED[name] for name in names_of(eqn) if name in DECOMPOSED), None)
 
 
 def tensors(eqn: Equation) -> list[Value]:

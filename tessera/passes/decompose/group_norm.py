@@ -39,14 +39,14 @@ def gradients(g: Value, x: Value, mean: Value, rstd: Value, w: Value | None, gro
     n, width, pixels = x.shape[0], x.shape[1] // groups, list(x.shape[2:])
     ones = [1] * len(pixels)
 
-    def apart(v: Value) -> Value:
+    def grouped(v: Value) -> Value:
         return wide(aten.view(v, [n, groups, width, *pixels]))
 
     def by_group(v: Value) -> Value:
         return wide(aten.view(v, [n, groups, 1, *ones]))
 
-    g, rstd = apart(g), by_group(rstd)
-    unit = aten.mul(aten.sub(apart(x), by_group(mean)), rstd)
+    g, rstd = grouped(g), by_group(rstd)
+    unit = aten.mul(aten.sub(grouped(x), by_group(mean)), rstd)
     spatial = list(range(3, 3 + len(pixels)))
     along, total = (aten.sum(v, spatial, True) if spatial else v for v in (aten.mul(g, unit), g))
     factor = None if w is None else wide(aten.view(w, [1, groups, width, *ones]))

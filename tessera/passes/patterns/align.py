@@ -23,10 +23,11 @@ from tessera.ir.types import size_hint
 from tessera.machines import machine_of
 
 ALIGNED = 16  # bytes
-# Bytes that divide a row's address -> the share of the matrix units' rate that cuBLAS reached with it on an H200.
-RATES = {2: 0.08, 4: 0.3}
-FULL_RATE = 0.75
-WORTH = 20e-6  # seconds to save at least: the launches of copies
+# Bytes that divide a row's address -> operations of the matrix units, in a cycle of a multiprocessor, that loads of so
+# many bytes keep up with: cuBLAS reached 0.08 and 0.3 of an H200's rate. A GPU with slower units loses less.
+FED = {2: 242, 4: 907}
+FULL_RATE = 0.75  # the share of the matrix units' rate that large products reach on data of any kind
+LAUNCHES = 5  # of copies, whose time is to be saved at least
 DTYPES = (torch.bfloat16, torch.float16)
 DEVICES = ("cuda",)
 PRODUCTS = ("linear", "mm")
@@ -64,11 +65,12 @@ class Product:
     def pays(self, item: int, device: torch.device) -> bool:
         machine = machine_of(device)
         at_best = 2 * math.prod(self.sizes.values()) / machine.matrix_flops
-        share = min(RATES.get(math.gcd(self.sizes[d] * item, ALIGNED), FULL_RATE) for d, n in self.more.items() if n)
+        fed = (FED.get(math.gcd(self.sizes[d] * item, ALIGNED), math.inf) for d, n in self.more.items() if n)
+        share = min(FULL_RATE, min(fed) * machine.cycles / machine.matrix_flops)
         copied = [v.value.tensor.nbytes() for v in (self.left, self.right) if any(self.more[d] for d in v.dims)]
         if self.more[COLUMNS]:
             copied.append(self.sizes[ROWS] * self.sizes[COLUMNS] * item)
-        return at_best / share - at_best / FULL_RATE - 2 * sum(copied) / machine.bandwidth > WORTH
+        return at_best / share - at_best / FULL_RATE - 2 * sum(copied) / machine.bandwidth > LAUNCHES * machine.launch
 
 
 def align(trace: Trace) -> Trace:

@@ -45,8 +45,8 @@ def attention_operands(trace: Trace) -> Trace:
         moved = rewrite.moved(eqn)
         if copies.intersection(eqn.results()) or (moved and _copies_nothing(eqn)):
             rewrite.write(eqn, partial(aten.alias, eqn.args[0]))
-        elif apart := _unreadable(eqn):
-            rewrite.write(eqn, partial(_over_copies, eqn, apart))
+        elif strided := _unreadable(eqn):
+            rewrite.write(eqn, partial(_over_copies, eqn, strided))
         elif moved:
             rewrite.type_again(eqn)
     return rewrite.finish()
@@ -59,8 +59,8 @@ def _copies(eqn: Equation) -> bool:
     t = x.tensor
     if t.ndim != 4 or t.is_symbolic or t.device.type not in DEVICES or t.dtype not in DTYPES:
         return False
-    apart = all(step * t.dtype.itemsize % ALIGNED == 0 for step in (*t.stride[:-1], t.shape[-1]))
-    return t.stride[-1] == 1 and apart and not overlaps_itself(t.shape, t.stride)
+    aligned = all(step * t.dtype.itemsize % ALIGNED == 0 for step in (*t.stride[:-1], t.shape[-1]))
+    return t.stride[-1] == 1 and aligned and not overlaps_itself(t.shape, t.stride)
 
 
 def _is_operand(v: Value, reader: Equation) -> bool:
@@ -86,9 +86,9 @@ def _apart(v: Value) -> bool:
     return size_key(v.tensor.stride[-1]) != 1
 
 
-def _over_copies(eqn: Equation, apart: list[Value]) -> object:
+def _over_copies(eqn: Equation, strided: list[Value]) -> object:
     """The same attention over copies of some operands."""
-    copies = {v: _by_token(v) for v in apart}
+    copies = {v: _by_token(v) for v in strided}
     again = eqn.substitute(copies)
     return emit(again.op, *again.args, **again.kwargs)
 

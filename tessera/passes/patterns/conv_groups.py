@@ -70,8 +70,8 @@ def _product(eqn: Equation) -> Value:
     given, read = int(weight.shape[0]) // groups, channels // groups
     matrices = aten.view(weight, [groups, given, read])
     if batch > 1:
-        spread = aten.expand(aten.unsqueeze(matrices, 0), [batch, groups, given, read])
-        matrices = aten.reshape(spread, [batch * groups, given, read])
+        expanded = aten.expand(aten.unsqueeze(matrices, 0), [batch, groups, given, read])
+        matrices = aten.reshape(expanded, [batch * groups, given, read])
     out = aten.bmm(matrices, aten.view(x, [batch * groups, read, height * width]))
     out = aten.view(out, [batch, groups * given, height, width])
     return aten.add(out, aten.view(bias, [1, -1, 1, 1])) if isinstance(bias, Value) else out

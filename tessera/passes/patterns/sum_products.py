@@ -24,7 +24,6 @@ from tessera.machines import machine_of
 
 DEVICES = ("cuda",)  # where a launch takes longer than such a product
 COPIES = 2  # launches: of each operand
-LAUNCH = 4e-6  # seconds of the host for a kernel, where a machine's description does not say
 
 
 def sum_products(trace: Trace) -> Trace:
@@ -94,9 +93,8 @@ class _Sums:
             return False
         machine = machine_of(terms[0].tensor.device)
         moved = 2 * sum(x.nbytes() for t in terms for x in self.rewrite.makers[t].inputs())
-        launch = machine["launch"] if "launch" in machine.figures else LAUNCH
         left = sum(1 + COPIES * (len(group) > 1) for group in grouped(terms))
-        return (len(terms) - left) * launch > moved / machine.bandwidth
+        return (len(terms) - left) * machine.launch > moved / machine.bandwidth
 
     def written(self, terms: Sequence[Value], chosen: dict[str, list[Value]], _: Equation) -> Value:
         left = [t for t in terms if not any(t in found for found in chosen.values())]

@@ -90,9 +90,9 @@ def _groups(got: Captured, cuts: Cuts) -> list[Layer]:
 def _join(
     groups: list[tuple[set[Value], int, int]], new: tuple[set[Value], int, int]
 ) -> list[tuple[set[Value], int, int]]:
-    apart = [group for group in groups if not group[0] & new[0]]
+    separate = [group for group in groups if not group[0] & new[0]]
     met = [group for group in groups if group[0] & new[0]] + [new]
-    return [*apart, (set().union(*(g[0] for g in met)), min(g[1] for g in met), max(g[2] for g in met))]
+    return [*separate, (set().union(*(g[0] for g in met)), min(g[1] for g in met), max(g[2] for g in met))]
 
 
 # --- what they take ---

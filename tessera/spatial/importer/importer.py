@@ -194,13 +194,13 @@ class Importer:
             positional, keyword = eqn.bound()
             result = FORMS[eqn.opname](self, *map_values(positional, self.read), **map_values(keyword, self.read))  # type: ignore[arg-type]
             if result is NotImplemented:
-                self.apart(eqn, depth)
+                self.decompose(eqn, depth)
             else:
                 self.bind(eqn, result if isinstance(result, list) else [result])
         elif (call := hosted(self.values, self.env, eqn)) is not None:
             self.bind(eqn, call)
         else:
-            self.apart(eqn, depth)
+            self.decompose(eqn, depth)
 
     def read(self, v: Value) -> Item:
         return self.env[v]
@@ -240,7 +240,7 @@ class Importer:
             return [self.apply("where", inside, items[0], value, dtype=dtype)]
         return items
 
-    def apart(self, eqn: Equation, depth: int) -> None:
+    def decompose(self, eqn: Equation, depth: int) -> None:
         """Import an equation as the equations that it is made of."""
         parts = self.decompositions.of(eqn) if depth and not isinstance(eqn.op, Special) else None
         if parts is None:

@@ -81,8 +81,8 @@ def chosen(t: torch.Tensor | Map, places: tuple, homes: Sequence[Home]) -> torch
 def repeated(t: torch.Tensor | Map, dim: int, times: int) -> torch.Tensor | Map:
     """Each element along a dimension so many times in a row."""
     before, n, behind = t.shape[:dim], t.shape[dim], t.shape[dim + 1 :]
-    spread = t.reshape(*before, n, 1, *behind).expand(*before, n, times, *behind)
-    return spread.reshape(*before, n * times, *behind)
+    expanded = t.reshape(*before, n, 1, *behind).expand(*before, n, times, *behind)
+    return expanded.reshape(*before, n * times, *behind)
 
 
 def _concatenated(maps: Sequence[Map], dim: int = 0) -> Map:
@@ -97,9 +97,9 @@ def _stacked(maps: Sequence[Map], dim: int = 0) -> Map:
 
 def _tiled(m: Map, repeats: Sequence[int]) -> Map:
     m = m.reshape(*(1,) * (len(repeats) - m.ndim), *m.shape)
-    apart = [n for size in m.shape for n in (1, size)]
+    split = [n for size in m.shape for n in (1, size)]
     wide = [n for times, size in zip(repeats, m.shape, strict=True) for n in (times, size)]
-    return m.reshape(*apart).expand(*wide).reshape(*(t * n for t, n in zip(repeats, m.shape, strict=True)))
+    return m.reshape(*split).expand(*wide).reshape(*(t * n for t, n in zip(repeats, m.shape, strict=True)))
 
 
 def _interleaved(m: Map, times: int, dim: int | None = None, **_: object) -> Map:

@@ -78,7 +78,7 @@ def _spread(im: Importer, x: Item, w: Item, stride: list[int], sides: list[int],
     assert isinstance(beyond, list)
     kernel = im.values.lazy(w).shape[2:]
 
-    def apart(t: Map) -> Map:
+    def dilated(t: Map) -> Map:
         """Each pixel with so many zeros behind it, but for the last one."""
         for d, step in enumerate(stride, 2):
             before, n, behind = t.shape[:d], t.shape[d], t.shape[d + 1 :]
@@ -99,4 +99,4 @@ def _spread(im: Importer, x: Item, w: Item, stride: list[int], sides: list[int],
     reach = [step * (n - 1) for step, n in zip(dilation, kernel, strict=True)]
     wide = [r - p for r, p in zip(reversed(reach), sides[::2], strict=True)]
     more = [n for side, extra in zip(wide, reversed(beyond), strict=True) for n in (side, side + extra)]
-    return im.relaid(pixel_by_pixel(im, x), apart), im.relaid(w, turned_round), more  # type: ignore[arg-type]
+    return im.relaid(pixel_by_pixel(im, x), dilated), im.relaid(w, turned_round), more  # type: ignore[arg-type]

@@ -88,10 +88,10 @@ def grouped_mm(
 
 @written("_cdist_forward")
 def cdist(a: Tensor, b: Tensor, p: float, mode: int | None = None) -> Tensor:
-    apart = (a.unsqueeze(-2) - b.unsqueeze(-3)).abs()
+    difference = (a.unsqueeze(-2) - b.unsqueeze(-3)).abs()
     if p == 2:
-        return (apart * apart).sum(-1).sqrt()
-    return apart.sum(-1) if p == 1 else apart.amax(-1) if p == math.inf else NotImplemented
+        return (difference * difference).sum(-1).sqrt()
+    return difference.sum(-1) if p == 1 else difference.amax(-1) if p == math.inf else NotImplemented
 
 
 @written("div floor_divide", asks=True)

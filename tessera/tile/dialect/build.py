@@ -33,8 +33,6 @@ from tessera.tile.dialect.ops import (
     PARALLEL,
     REDUCE,
     ApplyOp,
-    AxisAttr,
-    BufferType,
     CastOp,
     ConstantOp,
     ContractOp,
@@ -46,12 +44,9 @@ from tessera.tile.dialect.ops import (
     ReduceOp,
     ScanOp,
     StoreOp,
-    axes_of,
     axes_used,
-    element_of,
-    index_attr,
-    value_type,
 )
+from tessera.tile.dialect.types import AxisAttr, BufferType, axes_of, element_of, index_attr, value_type
 
 f8, f8e5, f16, bf16 = Float8E4M3FNType(), Float8E5M2Type(), Float16Type(), BFloat16Type()
 f32, f64 = Float32Type(), Float64Type()

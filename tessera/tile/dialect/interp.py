@@ -21,11 +21,9 @@ from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.functions import FUNCTIONS
 from tessera.tile.dialect.ops import (
     ApplyOp,
-    BufferType,
     CastOp,
     ConstantOp,
     ContractOp,
-    IndexAttr,
     IotaOp,
     KernelOp,
     LoadOp,
@@ -34,10 +32,8 @@ from tessera.tile.dialect.ops import (
     ReduceOp,
     ScanOp,
     StoreOp,
-    ValueType,
-    axes_of,
-    element_of,
 )
+from tessera.tile.dialect.types import BufferType, IndexAttr, ValueType, axes_of, element_of
 from tessera.util.errors import InputError
 from tessera.util.philox import block
 

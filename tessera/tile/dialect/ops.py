@@ -23,23 +23,18 @@ from xdsl.dialects.builtin import (
     StringAttr,
 )
 from xdsl.ir import (
-    Attribute,
     Block,
     Dialect,
     Operation,
-    ParametrizedAttribute,
     Region,
     SSAValue,
-    TypeAttribute,
 )
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
-    irdl_attr_definition,
     irdl_op_definition,
     operand_def,
     opt_operand_def,
-    param_def,
     prop_def,
     region_def,
     result_def,
@@ -50,73 +45,22 @@ from xdsl.traits import IsolatedFromAbove, NoTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from tessera.tile.dialect.functions import FUNCTIONS
-from tessera.tile.dialect.index import Index, parse
+from tessera.tile.dialect.index import Index
+from tessera.tile.dialect.types import (
+    I1,
+    I64,
+    AxisAttr,
+    BufferType,
+    IndexAttr,
+    ValueType,
+    axes_of,
+    element_of,
+    value_type,
+)
 
 PARALLEL, REDUCE = "parallel", "reduce"
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
 SCANS = ("sum", "prod", "max", "min")
-I1, I64 = IntegerType(1), IntegerType(64)
-
-
-@irdl_attr_definition
-class BufferType(ParametrizedAttribute, TypeAttribute):
-    """Memory that holds elements of one type; offsets count elements."""
-
-    name = "tile.buffer"
-    element: Attribute = param_def()
-
-
-@irdl_attr_definition
-class ValueType(ParametrizedAttribute, TypeAttribute):
-    """One element for every point of the axes it varies over, in the kernel's order of axes."""
-
-    name = "tile.value"
-    element: Attribute = param_def()
-    axes: ArrayAttr[StringAttr] = param_def()
-
-    @property
-    def axis_names(self) -> tuple[str, ...]:
-        return tuple(a.data for a in self.axes)
-
-
-@irdl_attr_definition
-class IndexAttr(ParametrizedAttribute):
-    """An index expression (see `index`), by its text."""
-
-    name = "tile.index"
-    text: StringAttr = param_def()
-
-    @property
-    def expr(self) -> Index:
-        return parse(self.text.data)
-
-
-def index_attr(expr: Index | int) -> IndexAttr:
-    return IndexAttr(StringAttr(str(Index.of(expr))))
-
-
-@irdl_attr_definition
-class AxisAttr(ParametrizedAttribute):
-    """An axis: its name, whether it is parallel or reduced, its size as an expression of the kernel's symbols."""
-
-    name = "tile.axis"
-    axis: StringAttr = param_def()
-    kind: StringAttr = param_def()
-    size: IndexAttr = param_def()
-
-
-def value_type(element: Attribute, axes: Sequence[str]) -> ValueType:
-    return ValueType(element, ArrayAttr([StringAttr(a) for a in axes]))
-
-
-def axes_of(v: SSAValue) -> tuple[str, ...]:
-    assert isinstance(v.type, ValueType)
-    return v.type.axis_names
-
-
-def element_of(v: SSAValue) -> Attribute:
-    assert isinstance(v.type, (ValueType, BufferType))
-    return v.type.element
 
 
 @irdl_op_definition

@@ -10,7 +10,8 @@ what belongs to the whole row.
 
 from __future__ import annotations
 
-from tessera.tile.dialect.ops import PARALLEL, REDUCE, KernelOp, LoadOp, StoreOp, element_of
+from tessera.tile.dialect.ops import PARALLEL, REDUCE, KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect.types import element_of
 
 
 def overwrites(kernel: KernelOp) -> dict[int, tuple[int, ...]]:

@@ -20,8 +20,9 @@ from tessera.ir.equation import Arg, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.tile.dialect.index import name
-from tessera.tile.dialect.ops import AxisAttr, KernelOp, index_attr
+from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.dialect.overwrite import overwrites
+from tessera.tile.dialect.types import AxisAttr, index_attr
 from tessera.tile.from_trace.kernel import TileKernel
 from tessera.tile.from_trace.lower.rule import POINTWISE, SOURCE
 from tessera.tile.from_trace.region import Lowered, kind_of, lower, why_not

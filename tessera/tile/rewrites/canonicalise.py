@@ -25,18 +25,8 @@ from xdsl.pattern_rewriter import (
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.functions import FUNCTIONS
 from tessera.tile.dialect.index import Index, gathered
-from tessera.tile.dialect.ops import (
-    ApplyOp,
-    CastOp,
-    IotaOp,
-    KernelOp,
-    LoadOp,
-    StoreOp,
-    axes_of,
-    axes_used,
-    element_of,
-    index_attr,
-)
+from tessera.tile.dialect.ops import ApplyOp, CastOp, IotaOp, KernelOp, LoadOp, StoreOp, axes_used
+from tessera.tile.dialect.types import axes_of, element_of, index_attr
 from tessera.tile.rewrites.identities import RULES, Site
 from tessera.tile.rewrites.numbers import Number, constant_op, number_of
 

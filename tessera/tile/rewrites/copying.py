@@ -27,10 +27,8 @@ from tessera.tile.dialect.ops import (
     ReduceOp,
     ScanOp,
     StoreOp,
-    ValueType,
-    axes_of,
-    element_of,
 )
+from tessera.tile.dialect.types import ValueType, axes_of, element_of
 
 Reduction = ReduceOp | ContractOp | ReduceExpOp
 

@@ -26,9 +26,8 @@ from tessera.tile.dialect.ops import (
     LoadOp,
     ReduceOp,
     StoreOp,
-    ValueType,
-    axes_of,
 )
+from tessera.tile.dialect.types import ValueType, axes_of
 from tessera.tile.rewrites.copying import zero_outside
 from tessera.tile.schedules.schedule import inner_axis, reduced_axis
 

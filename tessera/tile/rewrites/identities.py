@@ -16,7 +16,8 @@ from xdsl.dialects.builtin import AnyFloat, Float16Type, Float32Type, Float64Typ
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.pattern_rewriter import PatternRewriter
 
-from tessera.tile.dialect.ops import ApplyOp, element_of
+from tessera.tile.dialect.ops import ApplyOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.rewrites.numbers import constant_op, is_constant, is_number, number_of
 
 

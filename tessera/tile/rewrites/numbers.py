@@ -7,7 +7,8 @@ import math
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from tessera.tile.dialect.ops import ConstantOp, value_type
+from tessera.tile.dialect.ops import ConstantOp
+from tessera.tile.dialect.types import value_type
 
 Number = bool | int | float
 

@@ -12,7 +12,8 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
 from tessera.tile.dialect.build import i1
-from tessera.tile.dialect.ops import ApplyOp, KernelOp, ReduceExpOp, ReduceOp, axes_of, element_of, value_type
+from tessera.tile.dialect.ops import ApplyOp, KernelOp, ReduceExpOp, ReduceOp
+from tessera.tile.dialect.types import axes_of, element_of, value_type
 from tessera.tile.rewrites.numbers import constant_op
 
 

@@ -20,7 +20,6 @@ from tessera.tile.dialect.ops import (
     PARALLEL,
     REDUCE,
     ApplyOp,
-    AxisAttr,
     CastOp,
     ContractOp,
     IotaOp,
@@ -28,11 +27,8 @@ from tessera.tile.dialect.ops import (
     ReduceExpOp,
     ReduceOp,
     ScanOp,
-    axes_of,
-    element_of,
-    index_attr,
-    value_type,
 )
+from tessera.tile.dialect.types import AxisAttr, axes_of, element_of, index_attr, value_type
 from tessera.tile.rewrites.identities import made_by
 from tessera.tile.rewrites.numbers import constant_op, number_of
 

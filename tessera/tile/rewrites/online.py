@@ -15,7 +15,8 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from tessera.tile.dialect.build import reduce_exp
-from tessera.tile.dialect.ops import ApplyOp, KernelOp, ReduceOp, element_of
+from tessera.tile.dialect.ops import ApplyOp, KernelOp, ReduceOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.rewrites.identities import made_by
 from tessera.tile.rewrites.numbers import is_number
 

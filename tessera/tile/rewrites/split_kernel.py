@@ -16,7 +16,8 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from tessera.tile.dialect.build import KernelBuilder
 from tessera.tile.dialect.index import Index, name
-from tessera.tile.dialect.ops import REDUCE, KernelOp, ReduceExpOp, ReduceOp, axes_of, element_of
+from tessera.tile.dialect.ops import REDUCE, KernelOp, ReduceExpOp, ReduceOp
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.rewrites.copying import Copy, Reduction, op_axes, place, points
 from tessera.tile.rewrites.split_variance import Middle, Parts, Variance, part_of, share_of
 

@@ -16,7 +16,8 @@ from xdsl.ir import Operation, SSAValue
 
 from tessera.tile.dialect.build import KernelBuilder
 from tessera.tile.dialect.index import Index, name
-from tessera.tile.dialect.ops import KernelOp, LoadOp, ReduceOp, ScanOp, StoreOp, axes_of, element_of
+from tessera.tile.dialect.ops import KernelOp, LoadOp, ReduceOp, ScanOp, StoreOp
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.rewrites.copying import Copy, needed_for, place, points
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.split_kernel import Scratch, Split

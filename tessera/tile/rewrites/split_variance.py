@@ -18,7 +18,8 @@ from xdsl.ir import SSAValue
 
 from tessera.tile.dialect.build import KernelBuilder
 from tessera.tile.dialect.index import Index
-from tessera.tile.dialect.ops import ApplyOp, KernelOp, ReduceOp, axes_of, element_of
+from tessera.tile.dialect.ops import ApplyOp, KernelOp, ReduceOp
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.rewrites.copying import Copy, needed_for, op_axes
 
 

@@ -27,9 +27,8 @@ from tessera.tile.dialect.ops import (
     ReduceOp,
     ScanOp,
     StoreOp,
-    axes_of,
-    element_of,
 )
+from tessera.tile.dialect.types import axes_of, element_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect.ops import REDUCE, ContractOp, KernelOp, ReduceOp, StoreOp, ValueType, axes_of
+from tessera.tile.dialect.ops import REDUCE, ContractOp, KernelOp, ReduceOp, StoreOp
+from tessera.tile.dialect.types import ValueType, axes_of
 
 
 @dataclass(frozen=True)

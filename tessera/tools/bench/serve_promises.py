@@ -87,7 +87,7 @@ def tokens(place: Place) -> Iterator[Measured]:
     out = 48
     engine = built(model, place, 2048)
     ours = [answer.tokens for answer in engine.generate(prompts, max_tokens=out, temperature=0, ignore_eos=True)]
-    exact, apart, differ = deepcopy(model).float(), 0.0, 0
+    exact, distance, differ = deepcopy(model).float(), 0.0, 0
     for prompt, mine in zip(prompts, ours, strict=True):
         given = torch.tensor([prompt], device=place.device)
         mask = torch.ones_like(given)
@@ -100,6 +100,6 @@ def tokens(place: Place) -> Iterator[Measured]:
             differ += 1
             text = torch.tensor([[*prompt, *mine[:at]]], device=place.device)
             logits = exact(text).logits[0, -1]
-            apart = max(apart, abs(float(logits[mine[at]] - logits[theirs[at]])))
+            distance = max(distance, abs(float(logits[mine[at]] - logits[theirs[at]])))
     note = f"{differ} of {len(prompts)} answers of {out} tokens differ somewhere"
-    yield Measured("tokens", "logits apart where tokens first differ", apart, "", 0.05, False, 0.0, note)
+    yield Measured("tokens", "logits apart where tokens first differ", distance, "", 0.05, False, 0.0, note)

@@ -51,11 +51,11 @@ def measured(names: Sequence[str], place: Place, seconds: float | None, before: 
         if left is not None and left <= 0:
             place.say(f"{name}: no time is left for it")
             continue
-        rows = [row for row in rows if row.job != name] + apart(name, place, left)
+        rows = [row for row in rows if row.job != name] + own_process(name, place, left)
     return sorted(rows, key=lambda row: list(JOBS).index(row.job))
 
 
-def apart(name: str, place: Place, seconds: float | None) -> list[Measured]:
+def own_process(name: str, place: Place, seconds: float | None) -> list[Measured]:
     """One job in its own process: what it leaves in memory, and how it fails, is no business of the others."""
     place.say(name)
     order = json.dumps({"job": name, "device": place.device, "tiny": place.tiny, "options": place.options})

@@ -18,6 +18,7 @@ from tessera.inspection.programs import state_of
 from tessera.just_in_time.compiled import Compiled
 from tessera.tools.profile import Profile, profile
 from tessera.tools.report.collect import collect
+from tessera.tools.report.shown import Report
 from tessera.util.files import check_writable
 
 # In the order in which they build on each other.
@@ -29,27 +30,32 @@ SCRIPTS = (
 
 def report(
     fast: Callable,
-    path: str | Path,
+    path: str | Path | None = None,
     args: tuple | None = None,
     kwargs: dict[str, object] | None = None,
     steps: int = 5,
     backward: bool | None = None,
-) -> None:
-    """Write an HTML report of a jitted function.
+) -> Report:
+    """Write an HTML report of a jitted function. A notebook shows what is returned; its `save` writes it too.
 
+    path          the file; without it nothing is written
     args, kwargs  call it with these and measure `steps` steps (see `tessera.profile`); without either nothing is run,
                   and the report shows what was compiled by earlier calls
     """
     state = state_of(fast)
-    check_writable(path)
+    if path is not None:
+        check_writable(path)
     run = args is not None or kwargs is not None
     measured = profile(fast, *(args or ()), steps=steps, backward=backward, **(kwargs or {})) if run else None
-    write(path, [state], measured, getattr(state.backend, "name", type(fast).__name__))
+    return write(path, [state], measured, getattr(state.backend, "name", type(fast).__name__))
 
 
-def write(path: str | Path, states: Sequence[Compiled], measured: Profile | None, title: str) -> None:
+def write(path: str | Path | None, states: Sequence[Compiled], measured: Profile | None, title: str) -> Report:
     """The report of everything these functions were compiled to."""
-    Path(path).write_text(page(collect(states, measured, title)), encoding="utf-8")
+    made = Report(title, page(collect(states, measured, title)), path if path is None else Path(path))
+    if path is not None:
+        made.save(path)
+    return made
 
 
 def page(data: dict[str, object]) -> str:

@@ -59,7 +59,7 @@ def written(
     if rows is None:
         return Written(trace, None, (Seen("a program that depends on how many rows there are", NOWHERE),))
     given = [*batch, *(v for v in buffers if v not in trace.mutations)]
-    walk = _Walk(trace, whole, rows, given)
+    walk = _Alignment(trace, whole, rows, given)
     here = walk.run()
     if not walk.counts:
         return Written(here, None, tuple(walk.seen.values()))
@@ -86,7 +86,7 @@ def _known(trace: Trace, given: Collection[Value]) -> set[Value]:
     return known
 
 
-class _Walk:
+class _Alignment:
     def __init__(self, trace: Trace, whole: Trace, rows: Rows, given: Sequence[Value]) -> None:
         self.rewrite, self.whole, self.rows = Rewrite(trace), whole, rows
         self.known = _known(trace, given)
@@ -158,7 +158,7 @@ class _Walk:
         elif eqn.inputs() and all(v in self.known for v in eqn.inputs()):
             self.of_batch(eqn, here, whole, way)
         elif way == How.APART:
-            self.apart(eqn, here, whole)
+            self.differ(eqn, here, whole)
         else:
             self.reduced(eqn, here, way)
 
@@ -174,7 +174,7 @@ class _Walk:
     def of_batch(self, eqn: Equation, here: Equation, whole: Equation, way: How) -> None:
         if way == How.APART:
             self.counts_from(eqn)
-            self.apart(eqn, here, whole)
+            self.differ(eqn, here, whole)
             return
         if eqn.many or eqn.out.ndim or not self.counted.issuperset(eqn.inputs()):
             self.note(eqn)
@@ -240,7 +240,7 @@ class _Walk:
         own = aten.where(aten.eq(mine, 0), aten.zeros_like(loss), loss)
         return aten.mul(own, cast(aten.div(mine, every), loss.dtype))
 
-    def apart(self, eqn: Equation, here: Equation, whole: Equation) -> None:
+    def differ(self, eqn: Equation, here: Equation, whole: Equation) -> None:
         """Rows stay apart, or there are none any more."""
         mean = any(v in self.means for v in eqn.inputs())
         if mean and self.rows.has(eqn.results()):

@@ -172,7 +172,7 @@ class _Partitioner:
         if not eqn.results() or (numbers and (rule is None or rule.local is None)):
             self.as_it_is(eqn)
             return
-        if (rule is None or self.forbids(eqn, rule)) and self.apart(eqn, rule is None):
+        if (rule is None or self.forbids(eqn, rule)) and self.decompose(eqn, rule is None):
             return
         if rule is None and any(not self.place(v).is_whole for v in tensors(eqn)):
             rule = tried(eqn)
@@ -220,7 +220,7 @@ class _Partitioner:
     def whole_type(self, v: Value) -> Type:
         return v.type.placed(self.values.whole(v)) if isinstance(v.type, TensorType) else v.type
 
-    def apart(self, eqn: Equation, ruleless: bool) -> bool:
+    def decompose(self, eqn: Equation, ruleless: bool) -> bool:
         """Take an equation apart and go on with what it is made of: as declared, or one without a rule into
         arithmetic. False where neither is known, or where all its operands are whole anyway."""
         if all(self.place(v).is_whole for v in tensors(eqn)):

@@ -57,7 +57,7 @@ def _marked_as(a: Placement, b: Placement) -> Placement | None:
 
 
 def _walked(a: Placement, b: Placement) -> list[Step]:
-    walk = _Walk(a, b)
+    walk = _Path(a, b)
     walk.combine()
     walk.leave()
     walk.enter()
@@ -71,7 +71,7 @@ def cost(steps: list[Step], itemsize: int, price: Callable[[Step], float]) -> fl
     return sum(step.sent(itemsize) * price(step) for step in steps)
 
 
-class _Walk:
+class _Path:
     def __init__(self, a: Placement, b: Placement) -> None:
         self.at, self.to = a, b
         self.steps: list[Step] = []

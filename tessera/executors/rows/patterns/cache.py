@@ -77,10 +77,10 @@ def _scatter(p: Pattern, eqn: Equation) -> Update | None:
         return None
     cache, dim, index, new = eqn.args
     assert isinstance(cache, Value) and isinstance(index, Value) and cache.ndim == index.ndim
-    spread = p.maker(index, "expand", "repeat")
-    if spread is None or index.shape != new.shape or new.shape[dim] != 1:  # type: ignore[union-attr,index]
+    expand = p.maker(index, "expand", "repeat")
+    if expand is None or index.shape != new.shape or new.shape[dim] != 1:  # type: ignore[union-attr,index]
         return None
-    column = spread.inputs()[0]
+    column = expand.inputs()[0]
     alike = all(n == 1 for n in (*[1] * (4 - column.ndim), *column.shape)[1:])
     return Update(cache, new, p.in_order(column), dim % 4) if alike else None  # type: ignore[operator,arg-type]
 

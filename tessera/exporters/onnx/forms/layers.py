@@ -70,15 +70,17 @@ def conv(
     groups: int = 1,
 ) -> Ref:
     n = weight.ndim - 2
-    spread = listed(dilation, n)
+    dilations = listed(dilation, n)
     if padding == "valid":
         padding = (0,)
     if isinstance(padding, str):  # "same": what is odd goes to the end
-        total = [d * (int(k) - 1) for d, k in zip(spread, weight.sizes[2:], strict=True)]
+        total = [d * (int(k) - 1) for d, k in zip(dilations, weight.sizes[2:], strict=True)]
         pads = [t // 2 for t in total] + [t - t // 2 for t in total]
     else:
         pads = listed(padding, n) * 2
-    return convolved(g, "Conv", x, weight, bias, strides=listed(stride, n), pads=pads, dilations=spread, group=groups)
+    return convolved(
+        g, "Conv", x, weight, bias, strides=listed(stride, n), pads=pads, dilations=dilations, group=groups
+    )
 
 
 @form("conv_transpose1d conv_transpose2d.input conv_transpose3d.input")

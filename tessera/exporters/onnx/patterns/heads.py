@@ -32,11 +32,11 @@ def shared_heads(eqn: Equation, makers: Makers) -> Callable[[Lowering], Ref] | N
 def _before_repeat(v: Arg, makers: Makers) -> Value | None:
     """`x[:, :, None].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)`."""
     joined = makers.of(v, "reshape", "view", "_unsafe_view", "flatten")
-    spread = None if joined is None else makers.of(joined.args[0], "expand")
-    apart = None if spread is None else makers.of(spread.args[0], "unsqueeze")
-    if joined is None or spread is None or apart is None or apart.args[1] not in (2, -3):
+    expand = None if joined is None else makers.of(joined.args[0], "expand")
+    unsqueeze = None if expand is None else makers.of(expand.args[0], "unsqueeze")
+    if joined is None or expand is None or unsqueeze is None or unsqueeze.args[1] not in (2, -3):
         return None
-    x, wide, out = apart.args[0], spread.out.shape, joined.out.shape
+    x, wide, out = unsqueeze.args[0], expand.out.shape, joined.out.shape
     assert isinstance(x, Value)
     if (
         len(x.shape) != 4

@@ -170,7 +170,7 @@ def skip_group_norm(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     channel = -1 if channels_last else 1
 
-    def spread(t: Tensor) -> Tensor:
+    def by_element(t: Tensor) -> Tensor:
         """One number for each channel, for each example too or not, beside all pixels."""
         if t.ndim == x.ndim:
             return t
@@ -180,7 +180,7 @@ def skip_group_norm(
             sizes[0] = t.shape[0]
         return t.reshape(sizes)
 
-    total = x + spread(skip) if bias is None else x + spread(skip) + spread(bias)
+    total = x + by_element(skip) if bias is None else x + by_element(skip) + by_element(bias)
     return _group_norm(total, gamma, beta, activation, channels_last, epsilon, groups), total
 
 

@@ -21,7 +21,7 @@ def _data(x: object) -> Tensor:
     return data
 
 
-def spread(p: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
+def by_element(p: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
     """A scale or zero point for each element: one for all, one an index of `axis`, or one a block along it."""
     if p.ndim == 0 or (p.ndim == 1 and p.shape[0] == 1 and not block):
         return p.reshape(())
@@ -47,16 +47,16 @@ def quantize_linear(
     saturate: int = 1,
 ) -> object:
     code = code_of(zero) if zero is not None else output_dtype or elements.UINT8
-    each = scale if x.ndim == 0 else spread(scale, x, axis, block_size)
+    each = scale if x.ndim == 0 else by_element(scale, x, axis, block_size)
     wide = DTYPES[precision] if precision else torch.float32 if each.dtype in FLOAT8_DTYPES else each.dtype
     ratio = quotient((x.float() if not x.is_floating_point() else x).to(wide), each.to(wide))
     if code in FLOAT8 or elements.is_small_float(code):
-        moved = ratio if zero is None else ratio + spread(_data(zero), x, axis, block_size).to(wide)
+        moved = ratio if zero is None else ratio + by_element(_data(zero), x, axis, block_size).to(wide)
         return cast_to(moved, code, saturate)
     low, high = bounds(elements.carrier(code), code)
     rounded = torch.round(ratio).float()
     if zero is not None:
-        rounded = rounded + spread(_data(zero).to(torch.int32), x, axis, block_size).to(torch.float32)
+        rounded = rounded + by_element(_data(zero).to(torch.int32), x, axis, block_size).to(torch.float32)
     limited = torch.clamp(rounded, low, high).to(torch.int32)
     return elements.wrap(limited.to(elements.carrier(code)), code)
 
@@ -71,9 +71,9 @@ def dequantize_linear(
     whole = data.dtype not in FLOAT8_DTYPES and not data.is_floating_point()
     moved = data.to(torch.int32) if whole else data.to(wide)
     if zero is not None:
-        shift = spread(_data(zero).to(moved.dtype), data, axis, block_size)
+        shift = by_element(_data(zero).to(moved.dtype), data, axis, block_size)
         moved = moved - shift
-    return (moved.to(wide) * spread(scale.to(wide), data, axis, block_size)).to(target)
+    return (moved.to(wide) * by_element(scale.to(wide), data, axis, block_size)).to(target)
 
 
 @operator("DynamicQuantizeLinear", 11)

@@ -37,7 +37,7 @@ def convolved(site: Site, x: torch.Tensor, w: torch.Tensor, padding: Sequence[Se
     space = len(padding)
     ones = [1] * space
     strides = list(site.get("window_strides") or ones)
-    spread, dilation = list(site.get("lhs_dilation") or ones), list(site.get("rhs_dilation") or ones)
+    base_dilation, dilation = list(site.get("lhs_dilation") or ones), list(site.get("rhs_dilation") or ones)
     reversal = [i + 2 for i, r in enumerate(site.get("window_reversal") or ()) if r]
     element = site.element
     x = _ordered(converted(x, site.operand(0).element, element), lhs, "bf", space)
@@ -47,10 +47,10 @@ def convolved(site: Site, x: torch.Tensor, w: torch.Tensor, padding: Sequence[Se
     if batches > 1:
         x = x.unflatten(0, (batches, -1)).transpose(0, 1).flatten(1, 2)
         groups = batches
-    simple = all(s == 1 for s in spread) and all(a == b and a >= 0 for a, b in padding)
+    simple = all(s == 1 for s in base_dilation) and all(a == b and a >= 0 for a, b in padding)
     if not simple:
         low, high = ([0, 0, *(p[i] for p in padding)] for i in (0, 1))
-        x = padded(site, x, Splat(0, (), element), low, high, [0, 0, *(s - 1 for s in spread)])
+        x = padded(site, x, Splat(0, (), element), low, high, [0, 0, *(s - 1 for s in base_dilation)])
     edges = [p[0] for p in padding] if simple else [0] * space
     y = _convolve(site, x, w, strides, edges, dilation, groups)
     order = [_axis(out, d, "bf", space) for d in out]

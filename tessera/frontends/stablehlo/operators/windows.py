@@ -43,16 +43,19 @@ def reduce_window(site: Site, *operands: Value) -> list[Value]:
     xs, inits = [tensor_of(x, site.device) for x in operands[:count]], operands[count:]
     rank = xs[0].ndim
     size, ones = site["window_dimensions"], [1] * rank
-    strides, spread = site.get("window_strides") or ones, site.get("base_dilations") or ones
+    strides, base_dilation = site.get("window_strides") or ones, site.get("base_dilations") or ones
     dilation, padding = site.get("window_dilations") or ones, site.get("padding") or [[0, 0]] * rank
     if rank == 0:
         return reduced(site, xs, inits, [])
     low, high = ([p[i] for p in padding] for i in (0, 1))
-    between = [s - 1 for s in spread]
+    between = [s - 1 for s in base_dilation]
     if not any(isinstance(n, SYMBOLIC) for n in size) and math.prod(size) <= FEW and bodies.vectorises(site.region()):
         wide = [padded(site, x, init, low, high, between) for x, init in zip(xs, inits, strict=True)]
         return _in_order(site, wide, inits, size, strides, dilation)
-    if count == 1 and (out := _running(site, xs[0], inits[0], size, strides, spread, dilation, padding)) is not None:
+    if (
+        count == 1
+        and (out := _running(site, xs[0], inits[0], size, strides, base_dilation, dilation, padding)) is not None
+    ):
         return [out]
     views = [
         windows(padded(site, x, init, low, high, between), size, strides, dilation)
@@ -88,14 +91,14 @@ _RUNNING = {
 
 
 def _running(
-    site: Site, x: torch.Tensor, init: Value, size: Sequence[int], strides: Sequence[int], spread: Sequence[int],
+    site: Site, x: torch.Tensor, init: Value, size: Sequence[int], strides: Sequence[int], base_dilation: Sequence[int],
     dilation: Sequence[int], padding: Sequence[Sequence[int]],
 ) -> torch.Tensor | None:  # fmt: skip
     """A window over all elements up to one, or from one on: a cumulative sum, product, maximum or minimum."""
     element = site.element
     wide = [d for d, n in enumerate(size) if n != 1]
     name = bodies.kind(site.region())
-    if len(wide) != 1 or name not in _RUNNING or any(n != 1 for n in (*strides, *spread, *dilation)):
+    if len(wide) != 1 or name not in _RUNNING or any(n != 1 for n in (*strides, *base_dilation, *dilation)):
         return None
     dim = wide[0]
     n = x.shape[dim]

@@ -23,8 +23,8 @@ from tessera.tile.dialect.ops import (
     ReduceOp,
     ScanOp,
     StoreOp,
-    element_of,
 )
+from tessera.tile.dialect.types import element_of
 from tessera.tile.targets.cpu.code import V
 from tessera.tile.targets.cpu.elements import F32, I64, Element, cast, element, narrow, truth, widen
 from tessera.tile.targets.cpu.functions import apply

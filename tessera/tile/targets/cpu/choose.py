@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 
-from tessera.tile.dialect.ops import ApplyOp, KernelOp, RandomOp, StoreOp, element_of
+from tessera.tile.dialect.ops import ApplyOp, KernelOp, RandomOp, StoreOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.rewrites.split_reduction import can_split, ends_all
 from tessera.tile.schedules.schedule import Schedule
+from tessera.tile.targets.cpu.choice import Choice
 from tessera.tile.targets.cpu.elements import element
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, piece_of, vector_axis
-from tessera.tile.targets.cpu.lower import Choice
 from tessera.tile.targets.cpu.product import COLUMNS, SIDE, product_of
 from tessera.tile.targets.cpu.transpose import tile_axis
 from tessera.util.powers import power_below

@@ -7,11 +7,12 @@ threads of the OpenMP runtime that PyTorch uses (as many as that runtime would g
 
 from __future__ import annotations
 
+from tessera.tile.targets.cpu.choice import Choice
 from tessera.tile.targets.cpu.code import V
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.host import HostCode as Code
 from tessera.tile.targets.cpu.layout import Layout, cost
-from tessera.tile.targets.cpu.lower import Choice, blocks
+from tessera.tile.targets.cpu.lower import blocks
 from tessera.tile.targets.cpu.memory import Memory
 
 # Work is points times instructions. 1 << 15 take half a microsecond with AVX-512 and one and a half with NEON, about as

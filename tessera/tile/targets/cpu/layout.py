@@ -24,8 +24,8 @@ from tessera.tile.dialect.ops import (
     ReduceOp,
     ScanOp,
     StoreOp,
-    ValueType,
 )
+from tessera.tile.dialect.types import ValueType
 from tessera.tile.schedules.schedule import reduced_axis
 
 MOST_CHUNKS = 256  # of a piece of the reduced axis, which is summed without a break

@@ -10,21 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from xdsl.ir import Operation, SSAValue
 
 from tessera.tile.dialect.index import Index
-from tessera.tile.dialect.ops import (
-    ContractOp,
-    ReduceExpOp,
-    ReduceOp,
-    ScanOp,
-    StoreOp,
-    element_of,
-)
+from tessera.tile.dialect.ops import ContractOp, ReduceExpOp, ReduceOp, ScanOp, StoreOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.schedules.schedule import after_sums
 from tessera.tile.targets.cpu.body import Body
+from tessera.tile.targets.cpu.choice import Choice
 from tessera.tile.targets.cpu.code import SIZES, V
 from tessera.tile.targets.cpu.elements import F32, element
 from tessera.tile.targets.cpu.host import Host
@@ -41,19 +35,6 @@ from tessera.util.errors import OptionError
 CASCADE = 128  # steps of a loop after which a sum of floats is moved to the next level of accumulators
 STACK_SCRATCH = 16 * 1024  # bytes that may stand on the stack: threads have small ones
 ROW_SCRATCH = 1 << 22  # bytes kept of one row: beyond all caches, computing again costs no more
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a schedule comes to on this machine."""
-
-    vector: str | None  # the axis along which lanes lie
-    lanes: int  # of a chunk
-    native: int  # of a register
-    block: int  # of the vector axis, in one task
-    tile: str | None = None  # an axis that goes by squares with the vector axis: for transposed loads, or a product
-    product: Product | None = None  # with few rows: its columns are the vector axis, its rows the tile
-    piece: int = 0  # a vector axis that is reduced goes by pieces of this length, and these by chunks
 
 
 class Lowering:

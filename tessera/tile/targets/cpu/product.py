@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from xdsl.ir import Operation
 
 from tessera.tile.dialect.index import Index
-from tessera.tile.dialect.ops import ContractOp, LoadOp, StoreOp, element_of
+from tessera.tile.dialect.ops import ContractOp, LoadOp, StoreOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.targets.cpu.code import V
 from tessera.tile.targets.cpu.elements import F32, element
 from tessera.tile.targets.cpu.host import Host

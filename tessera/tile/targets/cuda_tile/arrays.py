@@ -14,7 +14,8 @@ from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Attribute
 
 from tessera.tile.dialect.index import Index
-from tessera.tile.dialect.ops import BufferType, KernelOp, LoadOp, StoreOp, axes_of
+from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect.types import BufferType, axes_of
 
 ALIGNMENT = 16  # bytes: what the tensor memory accelerator and wide loads ask for
 

@@ -31,9 +31,8 @@ from tessera.tile.dialect.ops import (
     ReduceOp,
     ScanOp,
     StoreOp,
-    axes_of,
-    element_of,
 )
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.rewrites.copying import zero_outside
 from tessera.tile.schedules.schedule import Schedule, inner_axis, plan, reduced_axis
 from tessera.tile.targets.cuda_tile.arrays import Arrays, arrays

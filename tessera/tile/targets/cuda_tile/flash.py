@@ -12,7 +12,8 @@ import math
 
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect.ops import ContractOp, KernelOp, StoreOp, axes_of
+from tessera.tile.dialect.ops import ContractOp, KernelOp, StoreOp
+from tessera.tile.dialect.types import axes_of
 from tessera.tile.rewrites.copying import needed_for
 from tessera.tile.rewrites.flash import after_keys, flash_of, is_causal, made_over
 from tessera.tile.schedules.schedule import Schedule

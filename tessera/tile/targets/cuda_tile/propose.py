@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tessera.tile.dialect.ops import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, ScanOp, StoreOp, axes_of
+from tessera.tile.dialect.ops import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, ScanOp, StoreOp
+from tessera.tile.dialect.types import axes_of
 from tessera.tile.rewrites.flash import flash_of
 from tessera.tile.rewrites.split_kernel import PART
 from tessera.tile.rewrites.split_reduction import can_split

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 import torch
 from xdsl.dialects.builtin import StringAttr
 
-from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp, element_of
+from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.schedules.schedule import Schedule, read_schedule
 from tessera.tile.targets.triton.emit import Options, emit
 from tessera.tile.targets.triton.functions import type_name

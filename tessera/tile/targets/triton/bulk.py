@@ -14,7 +14,8 @@ from xdsl.ir import SSAValue
 
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.index import Index
-from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp, element_of
+from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.targets.triton.layout import Dim, Layout, Run, run_name
 from tessera.tile.targets.triton.spaces import Space
 

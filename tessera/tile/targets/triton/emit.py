@@ -7,14 +7,13 @@ one block, or is read in loops (see `schedule.plan`). Masks stand only where a b
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.dialects.builtin import Float32Type, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.ops import (
     PARALLEL,
     ApplyOp,
@@ -29,34 +28,25 @@ from tessera.tile.dialect.ops import (
     ReduceOp,
     ScanOp,
     StoreOp,
-    axes_of,
-    element_of,
 )
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.rewrites.copying import op_axes, zero_outside
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.online import with_reduce_exp
 from tessera.tile.schedules.schedule import Pass, Schedule, after_sums, plan, reduced_axis
 from tessera.tile.targets.triton.functions import all_narrow, template, type_name
-from tessera.tile.targets.triton.hazard import loop_hazard
+from tessera.tile.targets.triton.hazard import check_loop
 from tessera.tile.targets.triton.layout import Dim, layout, needs_wide
 from tessera.tile.targets.triton.module import module_text
 from tessera.tile.targets.triton.names import Namer
 from tessera.tile.targets.triton.online import Running
 from tessera.tile.targets.triton.product import DotSpaces, dot_spaces
+from tessera.tile.targets.triton.programs import Programs
 from tessera.tile.targets.triton.reduction import accumulate, identity, reduce_text, scan_lines, start_text
-from tessera.tile.targets.triton.spaces import Dims, Places, Space
+from tessera.tile.targets.triton.spaces import Dims, Places, Space, Val
+from tessera.tile.targets.triton.threads import lanes_of, runs_down
 from tessera.tile.targets.triton.unroll import LOADS_FIRST, blocks_of_a_step, loads_first
 from tessera.tile.targets.triton.values import PLAIN_INTEGER, cast, is_truth, number, zero
-from tessera.util.errors import OptionError
-
-
-@dataclass(frozen=True)
-class Val:
-    """A value in the text: its name or literal, and the dims it varies over."""
-
-    text: str
-    dims: Dims = frozenset()
-    literal: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,16 +60,7 @@ DEFAULT = Options()
 
 def emit(kernel: KernelOp, schedule: Schedule, options: Options = DEFAULT) -> str:
     """The module's text."""
-    if schedule.loop and loop_hazard(kernel):
-        raise OptionError(
-            f"{kernel.sym_name.data} reads again what it has written along {reduced_axis(kernel)!r}: "
-            "expected a schedule with the axis in one block, got a loop"
-        )
-    if schedule.loop and kernel.sequential_axis is not None:
-        raise OptionError(
-            f"{kernel.sym_name.data} sums along {kernel.sequential_axis!r}: expected a schedule with "
-            f"{reduced_axis(kernel)!r} in one block, got a loop"
-        )
+    check_loop(kernel, schedule)
     products = any(isinstance(op, ContractOp) for op in kernel.block.ops)
     kernel = with_reduce_exp(kernel) if schedule.loop and not products else without_reduce_exp(kernel)
     if not options.wide and needs_wide(kernel, {}):
@@ -104,7 +85,7 @@ class Emitter:
         self.body: list[str] = []  # what stands after the start
         self.after: list[str] = []  # what the loop that is being written leaves to be done when it ends
         self.spaces: dict[Operation, list[Space]] = {}
-        self.evict: dict[LoadOp, str] = {}
+        self.loops_left: dict[LoadOp, int] = {}  # of loads that later loops repeat
         self.carried: dict[Operation, tuple[str, str]] = {}  # what the loop that is being written adds its blocks to
         self.count = 0
 
@@ -138,33 +119,8 @@ class Emitter:
 
     def _programs(self) -> None:
         """Which block of every parallel dim this program has."""
-        dims = self.layout.parallel
-        start = self.places.start
-        program = self._program()
-        if len(dims) == 1 and not dims[0].tensor:
-            self.places.set_position(dims[0], program)
-            return
-        if dims and program != "pid":
-            start.append(f"pid = {program}")
-        left = "pid"
-        pending = list(dims)
-        while pending:
-            dim = pending.pop()
-            pair = self.dot and self.schedule.group > 1 and pending and dim.tensor and pending[-1].tensor
-            if pair:
-                left = self._grouped(pending.pop(), dim, left, bool(pending))
-                continue
-            steps = self.places.size(dim.steps)
-            steps = steps if steps.isidentifier() or steps.isdigit() else f"({steps})"
-            here = left if not pending else f"{left} % {steps}"
-            if not dim.tensor:
-                self.places.set_position(dim, here)
-            else:
-                if here != "pid":
-                    here = self._assign(start, "pid_" + "".join(dim.axes), here)
-                self._start(dim, f"{here} * {dim.block}")
-            if pending:
-                left = f"{left} // {steps}"
+        group = self.schedule.group if self.dot else 1
+        Programs(self.layout, self.places, self.namer, group).write(self._program(), self._start)
 
     def _start(self, dim: Dim, first: str) -> None:
         """This program's block of a dim starts there."""
@@ -172,33 +128,15 @@ class Emitter:
 
     def _note_start(self, dim: Dim, first: str) -> None:
         """A block's start under a name, for emitters that compute positions where they are needed."""
-        self.places.starts[dim.axes] = self._assign(self.places.start, f"at_{''.join(dim.axes)}", first)
-
-    def _grouped(self, rows: Dim, columns: Dim, left: str, more: bool) -> str:
-        """Blocks in groups of rows, so that neighbours in time read the same columns."""
-        start, size, group = self.places.start, self.places.size, self.schedule.group
-        tall = self._assign(start, "tiles_" + "".join(rows.axes), size(rows.steps))
-        long = self._assign(start, "tiles_" + "".join(columns.axes), size(columns.steps))
-        tile = self._assign(start, "tile", f"{left} % ({tall} * {long})" if more else left)
-        first = self._assign(start, "first", f"{tile} // ({group} * {long}) * {group}")
-        here = self._assign(start, "rows", f"tl.minimum({tall} - {first}, {group})")
-        row = self._assign(start, "pid_" + "".join(rows.axes), f"{first} + {tile} % ({group} * {long}) % {here}")
-        column = self._assign(start, "pid_" + "".join(columns.axes), f"{tile} % ({group} * {long}) // {here}")
-        self._start(rows, f"{row} * {rows.block}")
-        self._start(columns, f"{column} * {columns.block}")
-        return f"{left} // ({tall} * {long})"
-
-    def _assign(self, lines: list[str], wanted: str, text: str) -> str:
-        name = self.namer.fresh(wanted)
-        lines.append(f"{name} = {text}")
-        return name
+        name = self.places.starts[dim.axes] = self.namer.fresh(f"at_{''.join(dim.axes)}")
+        self.places.start.append(f"{name} = {first}")
 
     # --- passes along the reduced axis ---
 
     def _passes(self, passes: list[Pass]) -> None:
         self._evictions(passes)
         for step in passes:
-            self.spaces = self._spaces(step)
+            self.spaces = self.dot.wanted(step.ops) if self.dot and step.axis else {}
             if step.axis is None or not self.schedule.loop:
                 for op in step.ops:
                     for space in self.spaces.get(op, [self.main]):
@@ -213,7 +151,7 @@ class Emitter:
         lines: list[str] = []
         outside = self.values
         first = self.namer.fresh(f"{dim.axes[0]}0")
-        count = 1 if self.dot or self.evict else blocks_of_a_step(self.schedule, step.ops, dim)
+        count = 1 if self.dot or self.loops_left else blocks_of_a_step(self.schedule, step.ops, dim)
         places: list[dict[tuple[str, str], str]] = [{} for _ in range(count)]
         values = [dict(outside) for _ in range(count)]
         self.after, self.carried = [], {}
@@ -226,13 +164,15 @@ class Emitter:
             self.places.enter(lines, dim, names)
             self.places.leave()
         self.namer.release([first])
-        stages = self.schedule.stages
-        steps = f"0, {self.places.size(dim.size)}, {dim.block * count}"
-        steps = f"range({steps})" if self.dot or stages <= 2 else f"tl.range({steps}, num_stages={stages})"
-        self.body += [f"for {first} in {steps}:", *("    " + line for line in lines), *self.after]
+        self._write_loop(first, dim, dim.block * count, 1 if self.dot else self.schedule.stages, lines)
         # What varies along the axis is gone when the loop ends; its reductions stay.
         every = [item for own in values for item in own.items()]
         self.values = {k: v for k, v in every if k in outside or dim.axes[0] not in axes_of(k[0])}
+
+    def _write_loop(self, first: str, dim: Dim, step: int, stages: int, lines: list[str]) -> None:
+        steps = f"0, {self.places.size(dim.size)}, {step}"
+        steps = f"range({steps})" if stages <= 2 else f"tl.range({steps}, num_stages={stages})"
+        self.body += [f"for {first} in {steps}:", *("    " + line for line in lines), *self.after]
 
     def _block(self, ops: Sequence[Operation], dim: Dim, first: str) -> None:
         """Operations on the block of a loop's dim that starts there."""
@@ -264,11 +204,7 @@ class Emitter:
             if op in moves:
                 self._op(op, self.main)
         self.places.leave()
-        steps = f"0, {self.places.size(dim.size)}, {dim.block}"
-        steps = (
-            f"range({steps})" if self.schedule.stages <= 2 else f"tl.range({steps}, num_stages={self.schedule.stages})"
-        )
-        self.body += [f"for {first} in {steps}:", *("    " + line for line in lines), *self.after]
+        self._write_loop(first, dim, dim.block, self.schedule.stages, lines)
         for op in later:
             self._op(op, self.main)
 
@@ -288,35 +224,11 @@ class Emitter:
             self.after.append(f"{total} = {reduce_text('sum', element, name, '', axis, len(self.main.dims))}")
         self.values[op.result, self.main] = Val(total, dims - {dim})
 
-    def _spaces(self, step: Pass) -> dict[Operation, list[Space]]:
-        """For the operands of matrix products: the spaces in which each operation along the axis is wanted."""
-        if self.dot is None or step.axis is None:
-            return {}
-        wanted: dict[Operation, list[Space]] = {}
-        for op in reversed(step.ops):
-            if isinstance(op, ContractOp):
-                continue
-            own = self.dot.space_of(op)
-            if own is None:  # varies along the reduced axis alone: wherever it is used
-                users = [u.operation for r in op.results for u in r.uses]
-                spaces = {s: None for u in users for s in wanted.get(u, [])}
-                for u in users:
-                    if isinstance(u, ContractOp):
-                        spaces |= {s: None for v, s in self.dot.operands(u) if v is op.results[0]}
-                wanted[op] = list(spaces) or [self.dot.first]
-            else:
-                wanted[op] = [own]
-        return wanted
-
     def _evictions(self, passes: list[Pass]) -> None:
         """A row that a later loop reads again should stay in the cache; after the last loop it may go."""
-        if not self.schedule.loop or self.dot:
-            return
-        loops = [p for p in passes if p.axis is not None]
-        for op in {op for p in loops for op in p.ops if isinstance(op, LoadOp)}:
-            if sum(op in p.ops for p in loops) > 1:
-                self.evict[op] = "again"
-        self.loops_left = {op: sum(op in p.ops for p in loops) for op in self.evict}
+        if self.schedule.loop and not self.dot:
+            reads = Counter(op for p in passes if p.axis is not None for op in p.ops if isinstance(op, LoadOp))
+            self.loops_left = {op: count for op, count in reads.items() if count > 1}
 
     # --- one operation ---
 
@@ -427,7 +339,7 @@ class Emitter:
         if mask:
             other = self._typed(op.other, space) if op.other is not None else zero(element_of(op.buffer))
             text += f", mask={' & '.join(mask)}, other={other}"
-        if op in self.evict and self.places.inner is not None:
+        if op in self.loops_left and self.places.inner is not None:
             self.loops_left[op] -= 1
             text += f', eviction_policy="{"evict_last" if self.loops_left[op] else "evict_first"}"'
         self._bind(op, space, text + ")", dims)
@@ -448,10 +360,8 @@ class Emitter:
         mask = self._mask(dims, op.mask, space) + guards
         pointer = self._pointer(op.buffer, at, at_dims, dims, space)
         masked = f", mask={' & '.join(mask)}" if mask else ""
-        if op.mode.data == "add":
-            self._line(f'tl.atomic_add({pointer}, {self._typed(op.value, space)}{masked}, sem="relaxed")')
-        else:
-            self._line(f"tl.store({pointer}, {self._typed(op.value, space)}{masked})")
+        call, order = ("tl.atomic_add", ', sem="relaxed"') if op.mode.data == "add" else ("tl.store", "")
+        self._line(f"{call}({pointer}, {self._typed(op.value, space)}{masked}{order})")
 
     def _once(self, op: StoreOp, space: Space) -> tuple[list[str], Dims]:
         """An addition that does not vary along a parallel axis happens at that axis' first position alone."""
@@ -467,11 +377,7 @@ class Emitter:
         dim = self.layout.reduced
         assert dim is not None
         dims = arg.dims | {dim}
-        text = f"tl.full((), {arg.text}, {type_name(element)})" if arg.literal else arg.text
-        if dim.masked:
-            text = f"tl.where({self.places.inside(dim, space)}, {text}, {identity(kind, element)})"
-        if dim not in arg.dims:
-            text = f"tl.broadcast_to({text}, {space.shape(dims)})"
+        text = self._block_of(arg, dim, kind, element, space)
         place = self.places.position(dim, space)
         if kind.startswith("arg") and dims != {dim}:
             place = f"tl.broadcast_to({place}, {space.shape(dims)})"
@@ -482,7 +388,7 @@ class Emitter:
                 text, place = (f"tl.reshape({t}, [{dim.block}])" for t in (text, place))
             axis, rank = (0, 1) if alone else (space.dims.index(dim), len(space.dims))
             self._bind(op, space, reduce_text(kind, element, text, place, axis, rank), dims - {dim})
-            self._also_main(op, space)
+            self.values[op.results[0], self.main] = self.values[op.results[0], space]
             return
         if op in self.carried:  # another block of the same step
             self._line(accumulate(kind, element, *self.carried[op], text, place))
@@ -499,7 +405,14 @@ class Emitter:
         self._bind(op, space, self._carried_sum(kind, element, name, where, dims, space), dims - {dim})
         self.after += self.body
         self.places.inner, self.body = lines, body
-        self._also_main(op, space)
+        self.values[op.results[0], self.main] = self.values[op.results[0], space]
+
+    def _block_of(self, arg: Val, dim: Dim, kind: str, element: Attribute, space: Space) -> str:
+        """What is reduced, along the dim; past its end stands what changes nothing."""
+        text = f"tl.full((), {arg.text}, {type_name(element)})" if arg.literal else arg.text
+        if dim.masked:
+            text = f"tl.where({self.places.inside(dim, space)}, {text}, {identity(kind, element)})"
+        return text if dim in arg.dims else f"tl.broadcast_to({text}, {space.shape(arg.dims | {dim})})"
 
     def _carried_sum(self, kind: str, element: Attribute, name: str, where: str, dims: Dims, space: Space) -> str:
         """What a loop carried, reduced along the reduced dim."""
@@ -509,17 +422,9 @@ class Emitter:
             return reduce_text(kind, element, name, where, 0, 1)
         axis, rank = space.dims.index(dim), len(space.dims)
         floats = kind == "sum" and isinstance(element, Float32Type)
-        if floats and axis == 1 and dims == {*space.dims} and self._down(dim, space.dims[0]):
+        if floats and axis == 1 and dims == {*space.dims} and runs_down(self.kernel, self.schedule, dim, space.dims[0]):
             name = f"_pairs({name}, {space.dims[0].block}, {dim.block // 2})"
         return reduce_text(kind, element, name, where, axis, rank)
-
-    def _down(self, dim: Dim, beside: Dim) -> bool:
-        """Whether the dim runs down many columns that lie side by side, of which warps share each; the exchange takes
-        registers, which larger blocks have not."""
-        loads = [op for op in self.kernel.block.ops if isinstance(op, LoadOp) and dim.axes[0] in axes_of(op.result)]
-        steps = [op.at.expr.stride(dim.axes[0]) for op in loads]
-        many = dim.block >= 4 and beside.block >= 32 and dim.block * beside.block <= self.schedule.warps * 32 * 8
-        return many and bool(steps) and not any(s is not None and s.constant == 1 for s in steps)
 
     def _reduce_exp(self, op: ReduceExpOp, space: Space) -> None:
         """Only in a loop: elsewhere it is two reductions."""
@@ -527,46 +432,24 @@ class Emitter:
         assert dim is not None and self.places.inner is not None
         arg = self._value(op.arg, space)
         dims = arg.dims | {dim}
-        text = f"tl.full((), {arg.text}, {type_name(element)})" if arg.literal else arg.text
-        if dim.masked:
-            text = f"tl.where({self.places.inside(dim, space)}, {text}, {identity('max', element)})"
-        if dim not in arg.dims:
-            text = f"tl.broadcast_to({text}, {space.shape(dims)})"
+        text = self._block_of(arg, dim, "max", element, space)
         alone = dims == {dim}  # what varies over nothing is a scalar, not a block of one element
         shape = (dim.block,) if alone else tuple(d.block if d in dims else 1 for d in space.dims)
         axis = 0 if alone else space.dims.index(dim)
         if alone and len(space.dims) > 1:
             text = f"tl.reshape({text}, [{dim.block}])"
-        lanes, vector = self._lanes(dim, shape)
+        lanes, vector = lanes_of(self.kernel, self.schedule, dim, shape)
         exp = template(op.fn.data, element, self.fast)
-        running = Running(self._fresh("top"), self._fresh("total"), shape, axis, lanes, vector, exp)
+        fresh = [self.namer.fresh(f"{wanted}_{self.count}") for wanted in ("top", "total", "x", "high", "base")]
+        running = Running(*fresh[:2], shape, axis, lanes, vector, exp)
         self.body += running.start(type_name(element))
-        names = [self._fresh(n) for n in ("x", "high", "base")]
-        for line in running.step(text, names):
+        for line in running.step(text, fresh[2:]):
             self._line(line)
         results = [self.namer.fresh(v.name_hint or f"v{self.count + k}") for k, v in enumerate(op.results)]
         self.count += 2
         self.after += running.finish(*results, op.infinite.data)
         for v, name in zip(op.results, results, strict=True):
             self.values[v, space] = self.values[v, self.main] = Val(name, dims - {dim})
-
-    def _fresh(self, wanted: str) -> str:
-        return self.namer.fresh(f"{wanted}_{self.count}")
-
-    def _lanes(self, dim: Dim, shape: tuple[int, ...]) -> tuple[int, int]:
-        """How many threads share a row of the block, and how many neighbours each loads at once."""
-        axis = dim.axes[0]
-        loads = [op for op in self.kernel.block.ops if isinstance(op, LoadOp) and axis in axes_of(op.result)]
-        steps = [op.at.expr.stride(axis) for op in loads]
-        if not any(s is not None and s.constant == 1 for s in steps):
-            return 1, dim.block
-        narrowest = min(torch_dtype(element_of(op.result)).itemsize for op in loads)
-        vector = min(16 // narrowest, dim.block)
-        rows = math.prod(shape) // dim.block
-        return max(min(self.schedule.warps * 32 // rows, dim.block // vector), 1), vector
-
-    def _also_main(self, op: Operation, space: Space) -> None:
-        self.values[op.results[0], self.main] = self.values[op.results[0], space]
 
     def _scan(self, op: ScanOp, space: Space) -> None:
         dim = self.layout.reduced

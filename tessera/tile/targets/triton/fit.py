@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from tessera.machines import Machine
 from tessera.tile.dialect.elements import torch_dtype
-from tessera.tile.dialect.ops import ContractOp, KernelOp, LoadOp, StoreOp, element_of
+from tessera.tile.dialect.ops import ContractOp, KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.triton.unroll import BLOCKS
 from tessera.util.powers import power_of_two

@@ -10,13 +10,14 @@ from __future__ import annotations
 from xdsl.dialects.builtin import Float32Type
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect.ops import ContractOp, KernelOp, axes_of, element_of
+from tessera.tile.dialect.ops import ContractOp, KernelOp
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.rewrites.flash import after_keys, flash_of, is_causal, made_over
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets.triton.emit import DEFAULT, Emitter, Options, Val
+from tessera.tile.targets.triton.emit import DEFAULT, Emitter, Options
 from tessera.tile.targets.triton.layout import Dim
 from tessera.tile.targets.triton.module import module_text
-from tessera.tile.targets.triton.spaces import Space
+from tessera.tile.targets.triton.spaces import Space, Val
 
 LEAST = "float('-inf')"
 

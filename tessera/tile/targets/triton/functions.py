@@ -23,7 +23,8 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp, element_of
+from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect.types import element_of
 from tessera.util.philox import ROUNDS
 
 _COMMON = {

@@ -20,7 +20,8 @@ from types import ModuleType
 import torch
 
 from tessera.tile.dialect.elements import torch_dtype
-from tessera.tile.dialect.ops import KernelOp, element_of
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.schedules.schedule import Schedule, read_schedule, reduced_axis
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.pair import Pair, read_scratch

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from xdsl.ir import SSAValue
 
-from tessera.tile.dialect.ops import REDUCE, KernelOp, LoadOp, StoreOp, element_of
+from tessera.tile.dialect.ops import REDUCE, KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.triton.functions import helpers
 from tessera.tile.targets.triton.layout import Layout

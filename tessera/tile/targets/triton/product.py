@@ -7,22 +7,14 @@ reduced axis has both. Otherwise a contraction is a product and a sum, which is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, Float32Type
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect.ops import (
-    CastOp,
-    ContractOp,
-    KernelOp,
-    LoadOp,
-    ScanOp,
-    StoreOp,
-    ValueType,
-    axes_of,
-    element_of,
-)
+from tessera.tile.dialect.ops import CastOp, ContractOp, KernelOp, LoadOp, ScanOp, StoreOp
+from tessera.tile.dialect.types import ValueType, axes_of, element_of
 from tessera.tile.targets.triton.layout import Dim, Layout
 from tessera.tile.targets.triton.spaces import Space
 
@@ -50,6 +42,24 @@ class DotSpaces:
         if not set(self.main.dims[0].axes) & set(axes_of(lhs)):
             lhs, rhs = rhs, lhs
         return [(lhs, self.first), (rhs, self.second)]
+
+    def wanted(self, ops: Sequence[Operation]) -> dict[Operation, list[Space]]:
+        """In which spaces operations along the reduced axis are wanted: where their readers stand."""
+        wanted: dict[Operation, list[Space]] = {}
+        for op in reversed(ops):
+            if isinstance(op, ContractOp):
+                continue
+            own = self.space_of(op)
+            if own is None:  # varies along the reduced axis alone: wherever it is used
+                users = [u.operation for r in op.results for u in r.uses]
+                spaces = {s: None for u in users for s in wanted.get(u, [])}
+                for u in users:
+                    if isinstance(u, ContractOp):
+                        spaces |= {s: None for v, s in self.operands(u) if v is op.results[0]}
+                wanted[op] = list(spaces) or [self.first]
+            else:
+                wanted[op] = [own]
+        return wanted
 
 
 def dot_spaces(kernel: KernelOp, layout: Layout) -> DotSpaces | None:

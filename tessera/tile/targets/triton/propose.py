@@ -16,13 +16,8 @@ from dataclasses import replace
 from xdsl.dialects.builtin import Float32Type
 
 from tessera.machines import Machine
-from tessera.tile.dialect.ops import (
-    ContractOp,
-    KernelOp,
-    LoadOp,
-    axes_of,
-    element_of,
-)
+from tessera.tile.dialect.ops import ContractOp, KernelOp, LoadOp
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.rewrites.split_rows import can_split_rows, split_rows
 from tessera.tile.schedules.cost import axis_sizes
 from tessera.tile.schedules.limits import Limits

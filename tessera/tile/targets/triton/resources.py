@@ -11,7 +11,8 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 
-from tessera.tile.dialect.ops import KernelOp, element_of
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.dialect.types import element_of
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.triton.emit import DEFAULT, Options
 from tessera.tile.targets.triton.functions import signature_name

@@ -8,17 +8,8 @@ from xdsl.dialects.builtin import Float32Type
 from xdsl.ir import Operation
 
 from tessera.tile.dialect.elements import torch_dtype
-from tessera.tile.dialect.ops import (
-    PARALLEL,
-    ContractOp,
-    KernelOp,
-    LoadOp,
-    ReduceExpOp,
-    ScanOp,
-    StoreOp,
-    axes_of,
-    element_of,
-)
+from tessera.tile.dialect.ops import PARALLEL, ContractOp, KernelOp, LoadOp, ReduceExpOp, ScanOp, StoreOp
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.rewrites.online import with_reduce_exp
 from tessera.tile.rewrites.split_reduction import can_split, ends_all
 from tessera.tile.schedules.cost import axis_sizes

@@ -34,6 +34,15 @@ class Space:
         return f"{vector}[{', '.join(':' if d is dim else 'None' for d in self.dims)}]"
 
 
+@dataclass(frozen=True)
+class Val:
+    """A value in the text: its name or literal, and the dims it varies over."""
+
+    text: str
+    dims: Dims = frozenset()
+    literal: bool = False
+
+
 def short_name(axes: tuple[str, ...]) -> str:
     """`ij` for the axes i and j, `row_col` for row and col."""
     return ("" if all(len(a) == 1 for a in axes) else "_").join(axes)

@@ -12,16 +12,17 @@ from dataclasses import replace
 
 from xdsl.ir import Operation
 
-from tessera.tile.dialect.ops import ContractOp, KernelOp, LoadOp, StoreOp, axes_of, element_of
+from tessera.tile.dialect.ops import ContractOp, KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect.types import axes_of, element_of
 from tessera.tile.schedules.schedule import Pass, Schedule, inner_axis, plan, reduced_axis
 from tessera.tile.targets.triton.bulk import Bulk, bulk_of
-from tessera.tile.targets.triton.emit import DEFAULT, Emitter, Options, Val, emit
+from tessera.tile.targets.triton.emit import DEFAULT, Emitter, Options, emit
 from tessera.tile.targets.triton.flash import write_flash
 from tessera.tile.targets.triton.functions import signature_name
 from tessera.tile.targets.triton.layout import Dim, layout, needs_wide
 from tessera.tile.targets.triton.module import module_text
 from tessera.tile.targets.triton.product import dot_spaces
-from tessera.tile.targets.triton.spaces import Space
+from tessera.tile.targets.triton.spaces import Space, Val
 
 
 def write(kernel: KernelOp, schedule: Schedule, options: Options = DEFAULT) -> str:
@@ -97,7 +98,7 @@ class _Tiles(Emitter):
         before = _needed(self.kernel, loop)
         for op in before:
             self._op(op, self.main)
-        self.spaces = self._spaces(loop)
+        self.spaces = self.dot.wanted(loop.ops) if self.dot else {}
         self._loop(loop)
         start = self.places.start
         self.places.start = self.body  # from here on, lines stand where they are needed

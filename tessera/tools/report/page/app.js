@@ -21,7 +21,7 @@ function openTab(name) {
     tab.setAttribute("aria-selected", String(tab.id === `tab-${name}`));
     tab.tabIndex = tab.id === `tab-${name}` ? 0 : -1;
   }
-  history.replaceState(null, "", `#${name}`);
+  if (location.protocol !== "about:") history.replaceState(null, "", `#${name}`);  // a notebook's frame has no address
   made.get(name).changed("opened");
   if (app.pinned) made.get(name).changed("pinned");
 }
