@@ -97,10 +97,16 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
 
 @written("median")
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-    """The lower of the two in the middle; without a dimension, of all elements."""
+    """The lower of the two in the middle; without a dimension, of all elements. The first that is no number, if any."""
     if dim is None:
-        return kthvalue(x.reshape(-1), (x.numel() + 1) // 2)[0]
-    return kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+        return median(x.reshape(-1), 0)[0]
+    values, places = kthvalue(x, (x.shape[dim] + 1) // 2 if x.ndim else 1, dim, keepdim)
+    if not x.is_floating_point():
+        return values, places
+    none = x != x
+    some = none.any(dim, keepdim)
+    first = none.to(torch.int32).argmax(dim, keepdim)
+    return torch.where(some, torch.full((), math.nan, dtype=x.dtype), values), torch.where(some, first, places)
 
 
 @written("max min", asks=True)
@@ -161,7 +167,8 @@ def bucketize(
     x, bounds = (a, b) if name == "bucketize" else (b, a)
     compared(name, x.numel(), bounds.shape[-1])
     bounds = bounds.unsqueeze(-2) if bounds.ndim > 1 else bounds
-    below = bounds <= x.unsqueeze(-1) if right else bounds < x.unsqueeze(-1)
+    # What is no number stands behind all of them.
+    below = ~(bounds > x.unsqueeze(-1) if right else bounds >= x.unsqueeze(-1))
     return below.to(torch.int64).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
