@@ -14,7 +14,7 @@ from tessera.machines.find import spatial_machine
 from tessera.spatial.errors import MapError
 from tessera.spatial.listing import parse
 from tessera.spatial.map import map_onto
-from tessera.spatial.simulator import simulate
+from tessera.spatial.simulator import Violation, simulate
 from tessera.spatial.simulator.stepper import step
 from tessera.util.errors import CaptureError
 from tests.spatial.nets import toy
@@ -125,6 +125,16 @@ def same(model: nn.Module, *inputs: torch.Tensor, **options: object) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_operators_that_have_no_form_are_written_out(group):
     same(Many(*GROUPS[group]), X, machine="toy")
+
+
+@pytest.mark.parametrize("chosen", [lambda x, i: x[i, i], lambda x, i: x.gather(1, i[:, None])], ids=["two", "gather"])
+def test_a_place_outside_of_its_dimension_is_refused_though_the_next_row_is_there(chosen):
+    places = torch.tensor([3, 4, 0, 1, 2])
+    program = map_onto(lambda x, i: chosen(x, i), X[:, :5].contiguous(), places, machine="toy")
+    same_size = X[:, :5].contiguous()
+    assert torch.equal(simulate(program, same_size, places).output, chosen(same_size, places))
+    with pytest.raises(Violation, match="index: .*expected indices of 0 to"):
+        simulate(program, same_size, torch.tensor([3, 5, 0, 1, 2]))
 
 
 SPECIAL = torch.tensor(

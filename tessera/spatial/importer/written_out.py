@@ -213,11 +213,16 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return rows.permute(order)
 
 
-def _flat(places: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    at = places[0]
+def _flat(places: Sequence[Tensor], sizes: Sequence[int], chosen: Sequence[int] | None = None) -> Tensor:
+    """The number of each element when all dimensions are one. A place outside of its own dimension (of those that are
+    `chosen` by data) would be another element's; it becomes one outside of all, which the machine refuses."""
+    at, inside = places[0], None
     for place, size in zip(places[1:], sizes[1:], strict=True):
         at = at * size + place
-    return at
+    for d in range(len(places)) if chosen is None else chosen:
+        here = (places[d] >= 0) & (places[d] < sizes[d])
+        inside = here if inside is None else inside & here
+    return at if inside is None or len(places) == 1 else torch.where(inside, at, -torch.ones((), dtype=at.dtype))
 
 
 @written("index_select")
@@ -229,7 +234,7 @@ def index_select(x: Tensor, dim: int, places: Tensor) -> Tensor:
 def gather(x: Tensor, dim: int, places: Tensor, *, sparse_grad: bool = False) -> Tensor:
     grid = [torch.arange(n).reshape([-1 if d == e else 1 for e in range(x.ndim)]) for d, n in enumerate(places.shape)]
     at = [places if d == dim % x.ndim else grid[d].expand(places.shape) for d in range(x.ndim)]
-    return rows_of(x.reshape(-1), _flat(at, x.shape).to(torch.int64))
+    return rows_of(x.reshape(-1), _flat(at, x.shape, [dim % x.ndim]).to(torch.int64))
 
 
 def _scattered(x: Tensor, dim: int, places: Tensor, source: Tensor, how: str) -> Tensor:
