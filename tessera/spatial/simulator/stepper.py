@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -64,12 +64,6 @@ class Job:
 
 def up(amount: int, each: int) -> int:
     return math.ceil(Fraction(amount, each))
-
-
-def nodes(tree: t.Tree) -> Iterator[t.Tree]:
-    yield tree
-    for operand in tree.operands if isinstance(tree, t.Call) else ():
-        yield from nodes(operand)
 
 
 class Stepper:
@@ -243,6 +237,7 @@ class Stepper:
         """Read, compute, write, and use what the instruction names."""
         self.jobs.append(job := Job(core, of))
         job.together.append(job)
+        self.need(self.cycle + of.duration + self.latency(of) <= self.listing.end, "end", job)
         if wanted := UNITS.get(type(of.action)):
             known = len(of.units) == 1 and of.units[0] in self.m.units(core) and not of.routes
             self.need(known and of.units[0].rstrip("0123456789") == wanted, "unit", job)
@@ -325,7 +320,7 @@ class Stepper:
         job.read += (xs - 1) * x.nbytes + (ws - 1) * w.nbytes
 
     def expression(self, job: Job, target: t.Ref, tree: t.Tree) -> None:
-        every = list(nodes(tree))
+        every = list(t.nodes(tree))
         refs = dict.fromkeys(of for of in every if isinstance(of, t.Ref))
         tiles = {of: self.read(job, of, over=True) for of in refs}
         names = [of.function for of in every if isinstance(of, t.Call)]
@@ -370,6 +365,7 @@ class Stepper:
             for a, b in itertools.pairwise(route):
                 edge = self.m.edge(a, b)
                 self.need(edge and before.setdefault(b, a) == a, "route", job)
+                self.need(at + window <= self.last, "arrival", job)
                 units |= {edge.unit: None} if a == job.core else {}
                 self.use(job, "link", a, b, begin=at, longer=window)
                 job.least = max(job.least, up(value.nbytes, edge.width))
