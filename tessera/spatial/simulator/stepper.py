@@ -34,7 +34,7 @@ UNITS = {
     t.Product: "matrix", t.Expression: "vector", t.Copy: "copy", t.Load: "dram", t.Store: "dram", t.FromHost: "host",
     t.ToHost: "host", t.Hosted: "call",
 }  # fmt: skip
-SUMS = dict.fromkeys(("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"), "float32")
+SUMS: dict[str, str] = dict.fromkeys(("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"), "float32")
 SUMS |= {"int8": "int32", "uint8": "int32", "float64": "float64"}
 
 
@@ -160,6 +160,7 @@ class Stepper:
         if of.source is not None:
             whole = self.data.get(of.source.name)
             self.need(whole is not None and str(whole.dtype) == f"torch.{of.type.dtype}", "data", of)
+            assert whole is not None
             part = self.part(of.source, self.numbers(tuple(whole.shape), whole.element_size()), "data", of)
             self.need(part.shape == at.shape, "data", of)
             self.bytes[at] = flat_bytes(whole).numpy()[part]
@@ -297,8 +298,9 @@ class Stepper:
         for name, value in (wanted := [(name, of) for name, of in zip(a.results, got, strict=True) if name != "_"]):
             self.write(job, t.Ref(name), value, "host")
         self.need(wanted, "race", job)
-        size = sum(of.nbytes for of in (*given.values(), *(of for _, of in wanted)))
-        job.least = self.m.host.latency + up(size, self.m.host.rate)
+        size, host = sum(of.nbytes for of in (*given.values(), *(of for _, of in wanted))), self.m.host
+        assert host is not None and host.latency is not None and host.rate is not None  # or there is no such unit
+        job.least = host.latency + up(size, host.rate)
 
     def product(self, job: Job, a: t.Product) -> None:
         x, w, array = self.read(job, a.x), self.read(job, a.w), self.m.matrix
@@ -358,19 +360,22 @@ class Stepper:
     def send(self, job: Job, value: torch.Tensor, targets: tuple[Core, ...]) -> None:
         ends = [route[-1] for route in job.of.routes]
         self.need(ends and ends == list(targets) and len(set(ends)) == len(ends), "route", job)
-        before, units = {job.core: None}, {}
-        for route in job.of.routes:
+        before: dict[Core, Core | None] = {job.core: None}
+        units: dict[str, None] = {}
+        for route, last in zip(job.of.routes, ends, strict=True):
             self.need(route[0] == job.core and len(route) > 1, "route", job)
             at, window = self.cycle, 0
             for a, b in itertools.pairwise(route):
                 edge = self.m.edge(a, b)
                 self.need(edge and before.setdefault(b, a) == a, "route", job)
+                assert edge is not None
                 self.need(at + window <= self.last, "arrival", job)
                 units |= {edge.unit: None} if a == job.core else {}
                 self.use(job, "link", a, b, begin=at, longer=window)
                 job.least = max(job.least, up(value.nbytes, edge.width))
                 at, window = at + edge.latency, window + edge.jitter
-            self.arrivals[route[-1], at + window, edge.arrives, job.core] = job, value
+                arrives = edge.arrives
+            self.arrivals[last, at + window, arrives, job.core] = job, value
         self.need(tuple(units) == job.of.units, "unit", job)
 
     def recv(self, job: Job, a: t.Recv) -> None:
