@@ -27,6 +27,9 @@ from tessera.spatial.steps import Steps
 from tessera.spatial.streams import can_stream, check_room
 from tessera.spatial.tiles import Tile, Tiles
 from tessera.spatial.tiling import Tiling
+from tessera.spatial.windows import windowed
+
+MANY = 10  # tries from which on windows of the schedule are solved
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +76,7 @@ def best(
     if chosen is None:
         assert refused is not None
         raise SpaceError(f"{refused}; {least_chips(graph, machine)}")
-    return shortened(alone(graph, machine, chosen), machine) if tries > 1 and not overlap else chosen
+    return shortened(alone(graph, machine, chosen), machine, tries) if tries > 1 and not overlap else chosen
 
 
 def alone(graph: Graph, machine: SpatialMachine, chosen: Mapping) -> Mapping:
@@ -89,12 +92,15 @@ def alone(graph: Graph, machine: SpatialMachine, chosen: Mapping) -> Mapping:
     return mapped if mapped.cycles < chosen.cycles else chosen
 
 
-def shortened(mapped: Mapping, machine: SpatialMachine) -> Mapping:
-    """The mapping with a shorter schedule, if one is found whose buffers fit too."""
+def shortened(mapped: Mapping, machine: SpatialMachine, tries: int) -> Mapping:
+    """The mapping with a shorter schedule, if one is found whose buffers fit too. Windows of it are solved where many
+    mappings are tried."""
     if mapped.effort.window:
         return mapped
     timed = polished(mapped.schedule, machine)
-    for shorter in dict.fromkeys((searched(timed, machine, mapped.bound.cycles), timed)):
+    order = searched(timed, machine, mapped.bound.cycles)
+    solved = windowed(order, machine, mapped.bound.cycles) if tries >= MANY else order
+    for shorter in dict.fromkeys((solved, order, timed)):
         if shorter.cycles < mapped.cycles:
             try:
                 buffers = lay_out(mapped.tiles.tiles, shorter, machine, mapped.regions)

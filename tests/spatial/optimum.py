@@ -12,10 +12,11 @@ from collections.abc import Iterator
 
 import torch
 
-from tessera.machines.spatial import SpatialMachine
+from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.capture import captured
 from tessera.spatial.chips import Cut, cut_over_chips
 from tessera.spatial.errors import SpaceError
+from tessera.spatial.graph import Graph
 from tessera.spatial.mapping import Mapping, best
 from tessera.spatial.schedule import capacity
 from tessera.spatial.steps import Step
@@ -49,13 +50,21 @@ def least(steps: list[Step], machine: SpatialMachine, known: int) -> tuple[int, 
     return round(solver.best_objective_bound), status == cp_model.OPTIMAL
 
 
-def mapped(seed: int) -> tuple[Mapping, SpatialMachine] | None:
-    """A random program as it is mapped with the usual effort; none that is too large or does not fit."""
+def graph_of(
+    seed: int, widths: tuple[int, ...] = (3, 8, 17, 24), rows: tuple[int, ...] = (1, 2, 5, 17)
+) -> tuple[Graph, SpatialMachine, tuple[Core, ...]]:
+    """A random program, a random machine, and its cores."""
     chance = random.Random(seed)
     torch.manual_seed(seed)
-    machine, width = random_machine(chance), chance.choice([3, 8, 17, 24])
-    x = torch.randn((*chance.choice([(), (2,)]), chance.choice([1, 2, 5, 17]), width), dtype=torch.float64)
+    machine, width = random_machine(chance), chance.choice(widths)
+    x = torch.randn((*chance.choice([(), (2,)]), chance.choice(rows), width), dtype=torch.float64)
     graph, cores = cut_over_chips(captured(Program(chance, width).double(), (x,), {}), machine, 1, Cut())
+    return graph, machine, cores
+
+
+def mapped(seed: int) -> tuple[Mapping, SpatialMachine] | None:
+    """A random program as it is mapped with the usual effort; none that is too large or does not fit."""
+    graph, machine, cores = graph_of(seed)
     try:
         found = best(graph, machine, cores, 3, seed % 3)
     except SpaceError:

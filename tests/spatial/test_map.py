@@ -213,6 +213,11 @@ def test_cuts_that_cannot_be(chips: int, cut: dict | None, message: str) -> None
         map_onto(nn.Linear(17, 17), torch.randn(1, 17), machine="lpx", chips=chips, cut=cut)
 
 
+def test_convolutions_are_not_cut_in_tensors() -> None:
+    with pytest.raises(MapError, match=r"got \[4, 2, 3, 3\]; weights of convolutions are not cut"):
+        map_onto(nn.Conv2d(2, 4, 3), torch.randn(1, 2, 5, 5), machine="lpx", chips=2, cut={"tensor": 2})
+
+
 def test_what_all_memory_together_cannot_hold_is_refused_before_a_mapping_is_tried() -> None:
     with pytest.raises(SpaceError, match=r"needs 1,050,624 bytes .* 262,144; .* more than the 1 of toy"):
         map_onto(nn.Linear(512, 512), torch.randn(1, 512), machine="toy")

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from tests.spatial.optimum import ratios
+import tessera
+from tessera.spatial.mapping import best
+from tessera.spatial.schedule import polished
+from tessera.spatial.windows import windowed
+from tests.spatial.nets import toy
+from tests.spatial.optimum import graph_of, ratios
 from tests.spatial.random_programs import attempt
 
 
@@ -22,3 +28,20 @@ def test_more_random_programs(start: int) -> None:
 def test_small_schedules_are_nearly_the_shortest() -> None:
     pytest.importorskip("ortools", reason="CP-SAT is part of the extra plan")
     assert all(ratio <= 1.05 for _, ratio, _ in ratios(4, seed=7))
+
+
+def test_windows_of_a_schedule_that_are_solved_make_it_shorter() -> None:
+    pytest.importorskip("ortools", reason="CP-SAT is part of the extra plan")
+    graph, machine, cores = graph_of(7, (8, 17, 24), (5, 17, 33))
+    listed = polished(best(graph, machine, cores, 1, 0).schedule, machine)
+    solved = windowed(listed, machine, 0)
+    assert solved.cycles < listed.cycles
+    for step, start in solved.starts.items():
+        assert all(start >= solved.starts[before] + delay for before, delay in step.after)
+
+
+def test_without_ortools_windows_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(8, 8)
+    monkeypatch.setattr("tessera.spatial.windows.available", lambda: False)
+    plain = tessera.map_onto(model, torch.randn(4, 8), machine=toy(1, 2), effort="thorough")
+    assert tessera.simulate(plain, torch.randn(4, 8)).cycles == plain.cycles

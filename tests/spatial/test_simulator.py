@@ -200,6 +200,25 @@ def test_tensors_without_data_and_state_that_is_none():
             simulate(kept.program, *kept.inputs, state=state)  # type: ignore[arg-type]
 
 
+def test_two_cores_that_send_one_output_at_once():
+    page = """
+core 0,{0}
+  sram  a  float32[8]  0x0000 +32  always = c
+  @{1}  host  send a to host.y  1  sram.r0
+"""
+    machine, c = toy(host__cores=[[0, 0], [0, 1]]), torch.ones(8)
+    for second, end in ((0, 1), (1, 2)):
+        body = f"output  y float32[8]\n{page.format(0, 0)}{page.format(1, second)}end {end}\n"
+        program = listing(machine, body, {"c": c})
+        for judge_of in (simulate, step):
+            if second:
+                judge_of(program)
+                continue
+            with pytest.raises(Violation) as caught:
+                judge_of(program)
+            assert caught.value.kind == "race" and str(caught.value.core) == "0,1"
+
+
 def test_an_index_outside_of_its_table():
     case = CASES["gather and scatter"]()
     with pytest.raises(Violation, match="index: cycle 2 on core 0,0: expected indices of 0 to 9; got 10"):

@@ -14,7 +14,7 @@ from tessera.machines.find import spatial_machine
 from tessera.spatial.errors import MapError
 from tessera.spatial.listing import parse
 from tessera.spatial.map import map_onto
-from tessera.spatial.simulator import simulate
+from tessera.spatial.simulator import Violation, simulate
 from tessera.spatial.simulator.stepper import step
 from tessera.util.errors import CaptureError
 from tests.spatial.nets import toy
@@ -125,6 +125,76 @@ def same(model: nn.Module, *inputs: torch.Tensor, **options: object) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_operators_that_have_no_form_are_written_out(group):
     same(Many(*GROUPS[group]), X, machine="toy")
+
+
+@pytest.mark.parametrize("chosen", [lambda x, i: x[i, i], lambda x, i: x.gather(1, i[:, None])], ids=["two", "gather"])
+def test_a_place_outside_of_its_dimension_is_refused_though_the_next_row_is_there(chosen):
+    places = torch.tensor([3, 4, 0, 1, 2])
+    program = map_onto(lambda x, i: chosen(x, i), X[:, :5].contiguous(), places, machine="toy")
+    same_size = X[:, :5].contiguous()
+    assert torch.equal(simulate(program, same_size, places).output, chosen(same_size, places))
+    with pytest.raises(Violation, match="index: .*expected indices of 0 to"):
+        simulate(program, same_size, torch.tensor([3, 5, 0, 1, 2]))
+
+
+SPECIAL = torch.tensor(
+    [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, 3.5, -2.5, 1e-30, 1e-6, 10.0, -10.0, 87.0, 1e4, -1e10, 1e30, -3e38]
+    + [float("inf"), -float("inf"), float("nan")]
+)
+OF_SPECIAL: list[Callable] = [
+    lambda x: torch.erfc(x), lambda x: torch.special.log_ndtr(x), lambda x: x.median(), lambda x: x.median(0),
+    lambda x: x[:20].median(), lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])),
+    lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0]), right=True), lambda x: x.half().float(),
+    lambda x: x.bfloat16().float() + 1, lambda x: x[:18].to(torch.float8_e5m2).float(), lambda x: x.half() == x,
+    lambda x: torch.sinh(x), lambda x: torch.cosh(x), lambda x: x.sort().values, lambda x: F.softplus(x),
+    lambda x: x.double().expm1().float(), lambda x: x.logsumexp(0), lambda x: x[:18].softmax(0), lambda x: F.mish(x),
+]  # fmt: skip
+OF_TWO_SPECIAL: list[Callable] = [
+    lambda x: torch.hypot(x[:, None], x), lambda x: torch.fmax(x[:, None], x), lambda x: torch.pow(x[:, None], x),
+    lambda x: torch.atan2(x[:, None], x), lambda x: torch.logaddexp(x[:, None], x),
+    lambda x: torch.xlogy(x[:, None], x),
+    lambda x: torch.floor_divide(x[:9, None], x[:9] * 0.1), lambda x: torch.float_power(x[:, None], x),
+    lambda x: torch.fmod(x[:9, None], x[:9] * 0.1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("functions", [OF_SPECIAL, OF_TWO_SPECIAL], ids=["one", "two"])
+def test_zeros_infinities_and_what_is_no_number(functions):
+    """Relatively, so that what is small is not taken for 0."""
+    model = Many(*functions)
+    program = map_onto(model, SPECIAL, machine="toy", effort="quick")
+    wanted = torch.utils._pytree.tree_leaves(model(SPECIAL))
+    for number, (got, expected) in enumerate(zip(simulate(program, SPECIAL).outputs, wanted, strict=True)):
+        told = lambda text, number=number: f"function {number}: {text}"  # noqa: E731
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-30, equal_nan=True, msg=told)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_any_sizes(mode):
+    """Where bags begin is data."""
+    table, places = torch.randn(20, 6), torch.randint(0, 20, (6,))
+    program = map_onto(
+        lambda i, o: F.embedding_bag(i, table, o, mode=mode), places, torch.tensor([0, 1, 4]), machine="toy"
+    )
+    for offsets in ([0, 1, 4], [0, 0, 3], [0, 6, 6]):
+        given = places, torch.tensor(offsets)
+        torch.testing.assert_close(
+            simulate(program, *given).output, F.embedding_bag(given[0], table, given[1], mode=mode)
+        )
+    same(nn.EmbeddingBag(20, 6, mode=mode, padding_idx=3).eval(), torch.randint(0, 6, (4, 5)), machine="toy")
+
+
+def test_bilinear_layers():
+    both = nn.Bilinear(7, 7, 3).eval()
+    same(Many(lambda x: both(x, x.flip(0))), X, machine="toy")
+
+
+def test_doubles_made_of_floats_are_computed_in_doubles():
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.double() * x.double().exp() - 1
+
+    program = map_onto(model, X, machine="toy")
+    torch.testing.assert_close(simulate(program, X).output, model(X), rtol=1e-13, atol=1e-13)
 
 
 def test_weights_that_are_parts_of_one_tensor_are_read_from_where_they_begin():

@@ -97,61 +97,63 @@ class TileOp(IRDLOperation):
     result = result_def(TileType)
 
 
+class BlockOp(TileOp):
+    """A block of a tensor, as large as the tile."""
+
+    tensor = prop_def(StringAttr)
+    box = prop_def(StringAttr)
+
+    def verify_(self) -> None:
+        (top, bottom, left, right), _ = read_part(self.box.data)
+        if (bottom - top, right - left) != tile_type(self.result).shape:
+            raise VerifyException(f"{self.name}: {self.box.data} is not what {tile_type(self.result).of.data} holds")
+
+
+class PartsOp(TileOp):
+    """A tile of parts of others, its operands."""
+
+    operands_ = var_operand_def(TileType)
+    parts = prop_def(ArrayAttr[StringAttr])
+
+    def shapes(self, here: bool = True) -> list[tuple[int, int]]:
+        """Of the parts; they lie on the tile's own core where they must be `here`."""
+        if here:
+            check_core(self, list(self.operands), self.result)
+        return part_shapes(self, list(self.operands), self.parts)
+
+
 @irdl_op_definition
-class HoldOp(TileOp):
+class HoldOp(BlockOp):
     """A block of a tensor that lies in memory before the program begins."""
 
     name = "spatial.hold"
-    tensor = prop_def(StringAttr)
-    box = prop_def(StringAttr)
     kind = prop_def(StringAttr)  # weight, or state, which is written and kept
-
-    def verify_(self) -> None:
-        _check_box(self, self.box)
 
 
 @irdl_op_definition
-class ReceiveOp(TileOp):
+class ReceiveOp(BlockOp):
     """A block of an input, from the host."""
 
     name = "spatial.receive"
-    tensor = prop_def(StringAttr)
-    box = prop_def(StringAttr)
-
-    def verify_(self) -> None:
-        _check_box(self, self.box)
 
 
 @irdl_op_definition
-class LoadOp(TileOp):
+class LoadOp(BlockOp):
     """A block of a tensor in off-chip memory."""
 
     name = "spatial.load"
-    tensor = prop_def(StringAttr)
-    box = prop_def(StringAttr)
     dram = prop_def(StringAttr)  # its name there
-
-    def verify_(self) -> None:
-        _check_box(self, self.box)
-
-
-def _check_box(op: TileOp, box: StringAttr) -> None:
-    (top, bottom, left, right), _ = read_part(box.data)
-    if (bottom - top, right - left) != tile_type(op.result).shape:
-        raise VerifyException(f"{op.name}: {box.data} is not what {tile_type(op.result).of.data} holds")
 
 
 @irdl_op_definition
-class AssembleOp(TileOp):
+class AssembleOp(PartsOp):
     """Parts of tiles of any cores, each at a row and a column of the new tile."""
 
     name = "spatial.assemble"
-    operands_ = var_operand_def(TileType)
-    parts = prop_def(ArrayAttr[StringAttr])
     places = prop_def(ArrayAttr[StringAttr])
 
     def verify_(self) -> None:
-        shapes = part_shapes(self, list(self.operands), self.parts)
+        shapes = self.shapes(here=False)
         if len(self.places) != len(shapes):
             raise VerifyException(f"{self.name}: expected a place for each of {len(shapes)} parts")
         rows, columns = tile_type(self.result).shape
@@ -166,16 +168,13 @@ class AssembleOp(TileOp):
 
 
 @irdl_op_definition
-class MultiplyOp(TileOp):
+class MultiplyOp(PartsOp):
     """The sum of products: operands are x, w, x, w, …."""
 
     name = "spatial.multiply"
-    operands_ = var_operand_def(TileType)
-    parts = prop_def(ArrayAttr[StringAttr])
 
     def verify_(self) -> None:
-        shapes = part_shapes(self, list(self.operands), self.parts)
-        check_core(self, list(self.operands), self.result)
+        shapes = self.shapes()
         if not shapes or len(shapes) % 2:
             raise VerifyException(f"{self.name}: expected pairs of factors, got {len(shapes)} operands")
         for (m, k), (depth, n) in zip(shapes[::2], shapes[1::2], strict=True):
@@ -185,17 +184,14 @@ class MultiplyOp(TileOp):
 
 
 @irdl_op_definition
-class ComputeOp(TileOp):
+class ComputeOp(PartsOp):
     """An expression over parts, which broadcast: `gelu(_0 + _1)`."""
 
     name = "spatial.compute"
-    operands_ = var_operand_def(TileType)
-    parts = prop_def(ArrayAttr[StringAttr])
     expression = prop_def(StringAttr)
 
     def verify_(self) -> None:
-        part_shapes(self, list(self.operands), self.parts)
-        check_core(self, list(self.operands), self.result)
+        self.shapes()
         try:
             read_tree(self.expression.data)
         except Unread as error:
@@ -203,31 +199,25 @@ class ComputeOp(TileOp):
 
 
 @irdl_op_definition
-class GatherOp(TileOp):
+class GatherOp(PartsOp):
     """Rows of a table, the first operand, chosen by the second."""
 
     name = "spatial.gather"
-    operands_ = var_operand_def(TileType)
-    parts = prop_def(ArrayAttr[StringAttr])
 
     def verify_(self) -> None:
-        shapes = part_shapes(self, list(self.operands), self.parts)
-        check_core(self, list(self.operands), self.result)
+        shapes = self.shapes()
         if len(shapes) != 2 or (shapes[1][0], shapes[0][1]) != tile_type(self.result).shape:
             raise VerifyException(f"{self.name}: {shapes} do not give {tile_type(self.result).of.data}")
 
 
 @irdl_op_definition
-class ScatterOp(TileOp):
+class ScatterOp(PartsOp):
     """Rows of a state, the first operand, chosen by the second, are written in place with the third."""
 
     name = "spatial.scatter"
-    operands_ = var_operand_def(TileType)
-    parts = prop_def(ArrayAttr[StringAttr])
 
     def verify_(self) -> None:
-        shapes = part_shapes(self, list(self.operands), self.parts)
-        check_core(self, list(self.operands), self.result)
+        shapes = self.shapes()
         if len(shapes) != 3 or shapes[0] != tile_type(self.result).shape or shapes[1][0] != shapes[2][0]:
             raise VerifyException(f"{self.name}: {shapes} do not give {tile_type(self.result).of.data}")
 

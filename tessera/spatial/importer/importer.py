@@ -283,7 +283,7 @@ class Importer:
         assert self.eqn is not None
         x = self.values.lazy(x)
         dims = sorted({d % max(len(x.shape), 1) for d in dims} or range(len(x.shape)))
-        named = Lazy(x.shape, x.dtype, x.tree, x.operands, self.name(), self.eqn.source)
+        named = replace(x, name=self.name(), source=self.eqn.source)
         return self.values.reduced(fn, named, dims if x.shape else [], keep, dtype or self.eqn.results()[0].dtype)
 
     def product(self, x: Item, w: Item, rounded: torch.dtype | None = None) -> Lazy:

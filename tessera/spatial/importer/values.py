@@ -7,7 +7,7 @@ Then a node computes it, and it is a plain map of the new home. So arithmetic fu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ class Known:
 @dataclass(frozen=True, eq=False)
 class Lazy:
     """An expression over maps, each of which broadcasts to `shape`; numbers are rounded to `dtype` when it is
-    written."""
+    written. What was `narrowed`, cast to a type with fewer bits, is written before another type reads it."""
 
     shape: Shape
     dtype: torch.dtype
@@ -38,6 +38,7 @@ class Lazy:
     operands: tuple[Map, ...]
     name: str
     source: Source = NOWHERE
+    narrowed: bool = False
 
     @property
     def index(self) -> Map:
@@ -149,6 +150,7 @@ class Values:
     def reduced(self, fn: str, lazy: Lazy, dims: list[int], keep: bool, dtype: torch.dtype) -> Lazy:
         """A node that combines an expression along dimensions."""
         assert not reduces(lazy.tree)
+        lazy = self.in_type(lazy, dtype)
         left = [d for d in range(len(lazy.shape)) if d not in dims]
         rows = int(np.prod([lazy.shape[d] for d in left], dtype=np.int64))
         columns = int(np.prod([lazy.shape[d] for d in dims], dtype=np.int64))
@@ -162,7 +164,8 @@ class Values:
 
     def apply(self, fn: str, items: Sequence[Item], dtype: torch.dtype, name: str, source: Source) -> Lazy:
         """A function of elements; arguments of another kind of number are written first."""
-        lazies = [self.plain(x) if _outgrows(x) or depth(x.tree) >= DEEP else x for x in map(self.lazy, items)]
+        lazies = [self.in_type(x, dtype) for x in map(self.lazy, items)]
+        lazies = [self.plain(x) if _outgrows(x) or depth(x.tree) >= DEEP else x for x in lazies]
         if _is_integer(dtype) and (fn in ON_BITS or "int" in map(self.kind, lazies)):
             # Integers stay exact: what was asked of floats is written as the truth value that it is.
             lazies = [self.plain(x) if self.kind(x) == "float" and not x.dtype.is_floating_point else x for x in lazies]
@@ -179,26 +182,33 @@ class Values:
     def as_float(self, lazy: Lazy, dtype: torch.dtype) -> Lazy:
         """Integers or truth values as a home that arithmetic of floats reads."""
         wanted = lazy.dtype if lazy.dtype == torch.bool else dtype if dtype.is_floating_point else torch.float32
-        return self.plain(Lazy(lazy.shape, wanted, lazy.tree, lazy.operands, lazy.name, lazy.source))
+        return self.plain(replace(lazy, dtype=wanted))
+
+    def in_type(self, lazy: Lazy, dtype: torch.dtype) -> Lazy:
+        """What was narrowed, written where another type reads it: only then is it rounded."""
+        return self.plain(lazy) if lazy.narrowed and lazy.dtype != dtype else lazy
 
     def cast(self, item: Item, dtype: torch.dtype) -> Lazy:
-        """Another type. Floats stay in the expression, which is rounded when it is written."""
+        """Another type. Floats stay in the expression, which is rounded when it is written; but it is computed in 64
+        bits only where something of 64 bits is read."""
         lazy = self.lazy(item)
-        other = Lazy(lazy.shape, dtype, lazy.tree, lazy.operands, lazy.name, lazy.source)
         if lazy.dtype == dtype:
             return lazy
         if isinstance(lazy.tree, Number):
             value = torch.tensor(lazy.tree.value).to(dtype).item()
             return Lazy(lazy.shape, dtype, Number(value), (), lazy.name, lazy.source)
+        lazy = self.in_type(lazy, dtype)
+        other = replace(lazy, dtype=dtype)
         if lazy.dtype.is_floating_point and dtype.is_floating_point:
-            return other
+            if dtype == torch.float64:
+                return self.plain(other)
+            return replace(other, narrowed=dtype.itemsize <= lazy.dtype.itemsize)
         if lazy.dtype.is_floating_point and dtype != torch.bool:
             cut = self.apply("trunc", [lazy], dtype, lazy.name, lazy.source)
             return self.plain(cut)
         if dtype == torch.bool:
-            return self.plain(
-                self.apply("ne", [lazy, Known(torch.zeros((), dtype=lazy.dtype))], dtype, lazy.name, lazy.source)
-            )
+            zero = Known(torch.zeros((), dtype=lazy.dtype))
+            return self.plain(self.apply("ne", [lazy, zero], dtype, lazy.name, lazy.source))
         return self.plain(other)
 
     def place(self, index: Map, ndim: int, operands: list[Map]) -> int:

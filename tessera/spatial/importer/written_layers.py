@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from tessera.spatial.importer.written_out import WRITTEN, rows_of, written
+from tessera.spatial.importer.written_out import WRITTEN, compared, rows_of, written
 
 Tensor = torch.Tensor
 LSTM = 2  # as PyTorch's library for CPUs numbers its layers
@@ -62,14 +62,36 @@ def embedding_bag(
     table: Tensor, places: Tensor, offsets: Tensor, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
     weights: Tensor | None = None, include_last: bool = False, padding: int = -1,
 ) -> object:  # fmt: skip
-    """Bags of one size: as many places for each."""
-    bags = offsets.shape[0] - include_last
-    if padding >= 0 or not bags or places.numel() % bags:
-        return NotImplemented
+    """Offsets are data, so that every place is compared with where each bag begins and ends. Empty bags are zeros."""
+    compared("embedding_bag", offsets.shape[0], places.numel())
+    end = torch.full((1 - include_last,), places.numel(), dtype=offsets.dtype)
+    begins, ends = offsets[: offsets.shape[0] - include_last], torch.cat([offsets[1:], end])
+    at = torch.arange(places.numel())
+    mine = (at >= begins.unsqueeze(-1)) & (at < ends.unsqueeze(-1)) & (places != padding)  # [bags, places]
+    counts = mine.to(torch.int64).sum(-1, keepdim=True)
     rows = rows_of(table, places)
     rows = rows if weights is None else rows * weights.unsqueeze(-1)
-    rows = rows.reshape(bags, -1, table.shape[1])
-    return [rows.sum(1), rows.mean(1), rows.amax(1)][mode], *(torch.zeros(0, dtype=torch.int64) for _ in range(3))
+    chosen = torch.where(mine.unsqueeze(-1), rows, torch.full((), -math.inf if mode == 2 else 0.0, dtype=rows.dtype))
+    if mode == 2:
+        bags = torch.where(counts > 0, chosen.amax(1), torch.zeros((), dtype=rows.dtype))
+    else:
+        bags = chosen.sum(1) / (counts.clamp(min=1) if mode else 1)
+    return bags, *(torch.zeros(0, dtype=torch.int64) for _ in range(3))
+
+
+@written("_trilinear")
+def trilinear(
+    a: Tensor, b: Tensor, c: Tensor, expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int],
+    dims: Sequence[int], unroll: int = 1,
+) -> Tensor:  # fmt: skip
+    """The product of three, each with dimensions of one put in, summed."""
+    for at in sorted(expand1):
+        a = a.unsqueeze(at)
+    for at in sorted(expand2):
+        b = b.unsqueeze(at)
+    for at in sorted(expand3):
+        c = c.unsqueeze(at)
+    return (a * b * c).sum(list(dims))
 
 
 @written("_grouped_mm transformers.grouped_mm_fallback")
@@ -96,14 +118,40 @@ def cdist(a: Tensor, b: Tensor, p: float, mode: int | None = None) -> Tensor:
 
 @written("div floor_divide", asks=True)
 def whole_quotient(name: str, a: Tensor, b: object, *, rounding_mode: str | None = "floor") -> Tensor:
-    """Of integers: what is left over is taken off first, so that the division has no remainder."""
+    """What is left over is taken off first: so the division of integers has no remainder, and that of floats is not
+    rounded up to the next whole number (1.0 // 0.1 is 9)."""
     other = b if isinstance(b, Tensor) else torch.full((), b)  # type: ignore[call-overload]
     kind = torch.promote_types(a.dtype, other.dtype) if other.ndim else torch.result_type(a, other)
     a, other = a.to(kind), other.to(kind)
     if kind.is_floating_point:
-        return torch.floor(a / other) if rounding_mode == "floor" else torch.trunc(a / other)
+        return _whole(a, other) if rounding_mode == "floor" else torch.trunc(a / other)
     left = torch.remainder(a, other) if rounding_mode == "floor" else torch.fmod(a, other)
     return ((a - left).double() / other.double()).to(kind)
+
+
+def _whole(a: Tensor, b: Tensor) -> Tensor:
+    left = torch.fmod(a, b)
+    quotient = (a - left) / b
+    quotient = torch.where((left != 0) & ((b < 0) != (left < 0)), quotient - 1, quotient)
+    whole = torch.floor(quotient)
+    whole = torch.where(quotient - whole > 0.5, whole + 1, whole)
+    whole = torch.where(quotient == 0, torch.copysign(torch.zeros((), dtype=a.dtype), a / b), whole)
+    return torch.where(b == 0, a / b, whole)
+
+
+@written("hypot")
+def hypot(a: Tensor, b: Tensor) -> Tensor:
+    """Over the larger one, whose square may be too large to hold. It may be 0 or infinite."""
+    most, least = torch.maximum(a.abs(), b.abs()), torch.minimum(a.abs(), b.abs())
+    part = least / most
+    length = torch.where((most == 0) | (least == math.inf), most, most * torch.sqrt(part * part + 1))
+    return torch.where((a.abs() == math.inf) | (b.abs() == math.inf), torch.full((), math.inf, dtype=a.dtype), length)
+
+
+@written("erfc")
+def erfc(x: Tensor) -> Tensor:
+    """Where little is left of 1, by what it is scaled to."""
+    return torch.where(x > 0.5, torch.special.erfcx(x.clamp(min=0.5)) * torch.exp(-x * x), 1 - torch.erf(x))
 
 
 @written("fmod")
@@ -119,8 +167,6 @@ WRITTEN |= {
     "tan": lambda x: torch.sin(x) / torch.cos(x),
     "sinh": lambda x: (torch.expm1(x) - torch.expm1(-x)) / 2,
     "cosh": lambda x: (torch.exp(x) + torch.exp(-x)) / 2,
-    "erfc": lambda x: 1 - torch.erf(x),
-    "hypot": lambda a, b: torch.sqrt(a * a + b * b),
     "logical_xor": lambda a, b: (a != 0) != (b != 0),
     "bitwise_xor": lambda a, b: a != b if a.dtype == torch.bool else NotImplemented,
 }

@@ -97,10 +97,16 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
 
 @written("median")
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-    """The lower of the two in the middle; without a dimension, of all elements."""
+    """The lower of the two in the middle; without a dimension, of all elements. The first that is no number, if any."""
     if dim is None:
-        return kthvalue(x.reshape(-1), (x.numel() + 1) // 2)[0]
-    return kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+        return median(x.reshape(-1), 0)[0]
+    values, places = kthvalue(x, (x.shape[dim] + 1) // 2 if x.ndim else 1, dim, keepdim)
+    if not x.is_floating_point():
+        return values, places
+    none = x != x
+    some = none.any(dim, keepdim)
+    first = none.to(torch.int32).argmax(dim, keepdim)
+    return torch.where(some, torch.full((), math.nan, dtype=x.dtype), values), torch.where(some, first, places)
 
 
 @written("max min", asks=True)
@@ -161,7 +167,8 @@ def bucketize(
     x, bounds = (a, b) if name == "bucketize" else (b, a)
     compared(name, x.numel(), bounds.shape[-1])
     bounds = bounds.unsqueeze(-2) if bounds.ndim > 1 else bounds
-    below = bounds <= x.unsqueeze(-1) if right else bounds < x.unsqueeze(-1)
+    # What is no number stands behind all of them.
+    below = ~(bounds > x.unsqueeze(-1) if right else bounds >= x.unsqueeze(-1))
     return below.to(torch.int64).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
@@ -206,11 +213,16 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return rows.permute(order)
 
 
-def _flat(places: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    at = places[0]
+def _flat(places: Sequence[Tensor], sizes: Sequence[int], chosen: Sequence[int] | None = None) -> Tensor:
+    """The number of each element when all dimensions are one. A place outside of its own dimension (of those that are
+    `chosen` by data) would be another element's; it becomes one outside of all, which the machine refuses."""
+    at, inside = places[0], None
     for place, size in zip(places[1:], sizes[1:], strict=True):
         at = at * size + place
-    return at
+    for d in range(len(places)) if chosen is None else chosen:
+        here = (places[d] >= 0) & (places[d] < sizes[d])
+        inside = here if inside is None else inside & here
+    return at if inside is None or len(places) == 1 else torch.where(inside, at, -torch.ones((), dtype=at.dtype))
 
 
 @written("index_select")
@@ -222,7 +234,7 @@ def index_select(x: Tensor, dim: int, places: Tensor) -> Tensor:
 def gather(x: Tensor, dim: int, places: Tensor, *, sparse_grad: bool = False) -> Tensor:
     grid = [torch.arange(n).reshape([-1 if d == e else 1 for e in range(x.ndim)]) for d, n in enumerate(places.shape)]
     at = [places if d == dim % x.ndim else grid[d].expand(places.shape) for d in range(x.ndim)]
-    return rows_of(x.reshape(-1), _flat(at, x.shape).to(torch.int64))
+    return rows_of(x.reshape(-1), _flat(at, x.shape, [dim % x.ndim]).to(torch.int64))
 
 
 def _scattered(x: Tensor, dim: int, places: Tensor, source: Tensor, how: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a listing is made of, as docs/machine.md has it: frozen dataclasses without behaviour.
+"""What a listing is made of, as docs/machine.md has it: frozen dataclasses, and a way through expressions.
 
 A `Listing` holds a page for every core; a page holds buffers and instructions; an instruction holds what it does (its
 action) and what it names (unit, ports, routes). Everything here can be printed and read again (`text.py`, `parse.py`).
@@ -7,6 +7,7 @@ action) and what it names (unit, ports, routes). Everything here can be printed 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tessera.machines.spatial import Core
@@ -68,6 +69,13 @@ class Call:
 
 
 Tree = Call | Ref | int | float
+
+
+def nodes(tree: Tree) -> Iterator[Tree]:
+    """An expression, and all that it is made of, in the order in which it is written."""
+    yield tree
+    for operand in tree.operands if isinstance(tree, Call) else ():
+        yield from nodes(operand)
 
 
 @dataclass(frozen=True, slots=True)

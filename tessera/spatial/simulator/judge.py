@@ -119,14 +119,14 @@ def _check_outside(listing: Listing, works: list[Work]) -> None:
             places.append((work.place, isinstance(action, Store | ToHost)))
         for of, writes in places:
             off_chip = isinstance(action, Load | Store)
-            if off_chip or of.ref.name in hosted:
+            if writes or off_chip or of.ref.name in hosted:
                 access = Access(work.step.of.start, work.step.end, writes, of, work)
                 touched.setdefault(("dram" if off_chip else "host", of.ref.name), []).append(access)
             if writes and not off_chip:
                 sent[of.ref.name] += of.bytes
     for (place, name), accesses in touched.items():
         check_races(accesses)
-        if listing.every is not None:
+        if listing.every is not None and (place == "dram" or name in hosted):  # outputs are each run's own
             check_kept(None, f"{place}.{name}", accesses, listing.every)
     for name, of in listing.outputs + listing.hosted:
         _check_sent(name, of, sent[name], listing.end)

@@ -1,13 +1,21 @@
 """The judge of the judge: a listing run cycle by cycle, on bytes at addresses.
 
-In: a small program and its inputs. Out: the outputs and the number of cycles, or a `Violation`. It is as plain as can
-be and shares with the simulator the elementary functions alone: memory is bytes with an owner each, a cycle is a set
-of what is in use, a product is values that move through an array one step at a time (`wavefront.py`).
+In: a small program and its inputs. Out: the outputs and the number of cycles, or a `Violation`. All memory, on cores
+and elsewhere, is one row of bytes, and each knows until when it lives, is touched, and may not be read; what else is in
+use is a set for every cycle; a product is values that move through an array (`wavefront.py`). Of the simulator it uses
+the elementary functions alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,141 +23,370 @@ import torch
 from tessera.machines.spatial import Core
 from tessera.spatial.listing import Program
 from tessera.spatial.listing import types as t
+from tessera.spatial.listing.host import computed, operands
 from tessera.spatial.simulator import values
-from tessera.spatial.simulator.effects import Job, World
+from tessera.spatial.simulator.violation import KINDS, Step, Violation
+from tessera.spatial.simulator.wavefront import product
 from tessera.util.safetensors import flat_bytes
 
-LONGEST = 20_000  # cycles
+LONGEST, NEVER = 20_000, 1 << 40  # cycles
+UNITS = {
+    t.Product: "matrix", t.Expression: "vector", t.Copy: "copy", t.Load: "dram", t.Store: "dram", t.FromHost: "host",
+    t.ToHost: "host", t.Hosted: "call",
+}  # fmt: skip
+SUMS: dict[str, str] = dict.fromkeys(("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"), "float32")
+SUMS |= {"int8": "int32", "uint8": "int32", "float64": "float64"}
 
 
 def step(
     program: Program, *inputs: torch.Tensor, state: Mapping[str, torch.Tensor] | None = None
 ) -> tuple[tuple[torch.Tensor, ...], int]:
     stepper = Stepper(program, inputs, {**program.data, **(state or {})})
-    return stepper.run(), stepper.world.cycle
+    return stepper.run(), program.listing.end
+
+
+@dataclass(eq=False)
+class Job:
+    """An instruction that runs."""
+
+    core: Core
+    of: t.Instruction
+    least: int = 1  # cycles
+    read: int = 0  # bytes, through the core's ports
+    wrote: int = 0
+    reads: list[tuple[np.ndarray, bool]] = field(default_factory=list)  # bytes, and whether they may be written over
+    writes: list[np.ndarray] = field(default_factory=list)
+    together: list[Job] = field(default_factory=list)  # what takes the same time: a send and its recvs
+
+    def __str__(self) -> str:
+        return str(Step(self.core, self.of))
+
+
+def up(amount: int, each: int) -> int:
+    return math.ceil(Fraction(amount, each))
 
 
 class Stepper:
     def __init__(self, program: Program, inputs: tuple[torch.Tensor, ...], data: Mapping[str, torch.Tensor]) -> None:
-        self.world = world = World(program, inputs, data)
+        self.m, self.listing, self.data, self.cycle, self.size = program.machine, program.listing, data, 0, 0
+        self.places: dict[tuple[Any, str], tuple[t.Buffer, np.ndarray]] = {}  # (core or elsewhere, name): its bytes
+        self.events: dict[int, list[Callable[[], object]]] = defaultdict(list)
+        self.used: dict[tuple, Job] = {}  # (cycle, thing): by whom
+        self.arrivals: dict[tuple, tuple[Job, torch.Tensor]] = {}  # (core, cycle, unit, sender): what was sent
         self.jobs: list[Job] = []
-        if world.listing.sha256 != world.m.sha256 or world.listing.end > LONGEST:
-            world.refuse("machine", None, f"expected a program for {world.m.key} of at most {LONGEST} cycles")
-        if len(world.pages) != len(world.listing.pages) or not all(map(world.m.network.alive, world.pages)):
-            world.refuse("core", None, "a page twice, or of no live core")
+        m, of = self.m, self.listing
+        cores = [page.core for page in of.pages]
+        self.need(of.sha256 == m.sha256, "machine")
+        self.need(len(set(cores)) == len(cores) and all(map(m.network.alive, cores)), "core")
+        for page in of.pages:
+            for b in page.buffers:
+                fits = b.size == b.type.bytes and b.address % m.sram.align == 0 and b.address + b.size <= m.sram.size
+                self.need(fits and (b.lifetime is None or b.lifetime[0] < b.lifetime[1]), "buffer", b)
+                self.lay(page.core, b, self.size + b.address)
+                self.events[b.lifetime[0] if b.lifetime else 0].append(functools.partial(self.bear, page.core, b))
+            self.size += m.sram.size
+        for core, step in ((page.core, step) for page in of.pages for step in page.instructions):
+            self.events[step.start].append(functools.partial(self.start, core, step))  # when buffers are born
+        self.last = max(of.end, *self.events, 0)
+        self.need(self.last <= LONGEST, "machine")
+        ours = [*(("input", *one) for one in of.inputs), *(("output", *one) for one in of.outputs)]
+        ours += [(f"dram {b.chip}", b.name, b.type) for b in of.drams] + [("host", *one) for one in of.hosted]
+        for where, name, kind in ours:  # what the host computes with is received and sent as inputs and outputs are
+            for place in ("input", "output", "host") if where == "host" else (where,):
+                self.lay(place, t.Buffer(name, kind, 0, kind.bytes, state=True), self.size)
+            self.size += kind.bytes
+        for chip in {b.chip for b in of.drams}:
+            full = sum(b.type.bytes for b in of.drams if b.chip == chip)
+            self.need(m.dram and chip < m.chip_count and full <= m.dram.size, "buffer")
+        self.bytes = np.zeros(self.size, np.uint8)
+        self.ready, self.touched, self.dies = np.full(self.size, NEVER), *np.zeros((2, self.size), int)
+        for (name, _), x in zip(of.inputs, inputs, strict=True):
+            at = self.places["input", name][1].ravel()
+            self.bytes[at], self.ready[at] = flat_bytes(x).numpy(), 0
+        for b in of.drams:
+            self.load(f"dram {b.chip}", b)
+
+    def need(self, right: object, kind: str, *parties: object) -> None:
+        if not right:
+            core = next((job.core for job in parties if isinstance(job, Job)), None)
+            raise Violation(kind, core, self.cycle, KINDS[kind], *map(str, parties))
 
     def run(self) -> tuple[torch.Tensor, ...]:
-        starts: dict[int, list[tuple[Core, t.Instruction]]] = {}
-        for core, page in self.world.pages.items():
-            for of in page.instructions:
-                starts.setdefault(of.start, []).append((core, of))
-        number = last = 0
-        for self.world.cycle in range(LONGEST + 2):
-            for job in self.jobs:
-                if job.of.start + job.of.duration == self.world.cycle:
-                    self.leave(job, outside=True)
-                if job.end == self.world.cycle:
-                    self.finish(job)
-            self.jobs = [job for job in self.jobs if max(end for _, end, _ in job.tokens) > self.world.cycle]
-            for core, page in self.world.pages.items():
-                self.live(core, page)
-            if not starts and not self.jobs and all(len(flow["got"]) == len(flow["at"]) for flow in self.world.flows):
-                break
-            for core, of in starts.pop(self.world.cycle, []):
-                self.jobs.append(job := Job(number, core, of))
-                self.world.start(job)
-                number, last = number + 1, max(last, job.end)
-            for flow in self.world.flows:
-                for core, (at, unit) in flow["at"].items():
-                    if at == self.world.cycle and core not in flow["got"]:
-                        self.world.refuse("arrival", core, f"nobody receives at {unit}", flow["jobs"][0])
-            self.use()
-        if last != self.world.listing.end:
-            self.world.refuse(
-                "end", None, f"expected the end at {self.world.listing.end}; the last instruction ends at {last}"
-            )
-        for flow in self.world.flows:
-            for job in flow["jobs"]:
-                if job.of.duration != flow["need"]:
-                    self.world.refuse("duration", job.core, f"expected {flow['need']} cycles", job, flow["jobs"][0])
-        out = []
-        for n, of in self.world.listing.outputs:
-            if not (space := self.world.spaces["output", n]).written.all():
-                self.world.refuse("output", None, f"{n} is not sent whole", f"output {n}")
-            given = torch.empty(of.shape, dtype=values.dtype_of(of.dtype))
-            out.append(torch.from_numpy(space.bytes).view(given.dtype).reshape(of.shape) if of.bytes else given)
-        return tuple(out)
-
-    def live(self, core: Core, page: t.CorePage) -> None:
-        """Buffers that die now, then those that are born."""
-        space = self.world.spaces[core]
-        for number, of in enumerate(page.buffers):
-            if of.lifetime is not None and of.lifetime[1] == self.world.cycle:
-                space.owner[space.owner == number] = -1
-        for number, of in enumerate(page.buffers):
-            if self.world.cycle != (of.lifetime[0] if of.lifetime else 0):
-                continue
-            end, place = of.address + of.size, slice(of.address, of.address + of.size)
-            if of.size != of.type.bytes or of.address % self.world.m.sram.align or end > self.world.m.sram.size:
-                self.world.refuse("buffer", core, f"{of.name} has a wrong size or place", of)
-            if (of.lifetime and of.lifetime[0] >= of.lifetime[1]) or len(page.buffers) != len(self.world.buffers[core]):
-                self.world.refuse("buffer", core, f"{of.name} has no life or no name of its own", of)
-            if (space.owner[place] >= 0).any():
-                self.world.refuse(
-                    "overlap", core, f"{of.name} lies over another", of, page.buffers[space.owner[place].max()]
-                )
-            space.owner[place], space.written[place] = number, False
-            self.world.hold(space, of, of.address)
-
-    def use(self) -> None:
-        """What this cycle uses; nothing is used twice."""
-        used: dict[tuple, Job] = {}
+        for cycle in range(self.last + 1):
+            self.cycle = cycle
+            for happens in self.events[cycle]:
+                happens()
+            for (_, at, *_), (sent, _) in self.arrivals.items():
+                self.need(at > cycle, "arrival", sent)
+        self.need(not self.arrivals, "arrival", *(sent for sent, _ in self.arrivals.values()))
+        ends = [job.of.start + job.of.duration + self.latency(job.of) for job in self.jobs]
+        self.need(max(ends, default=0) == self.listing.end, "end")
         for job in self.jobs:
-            if job.of.start == self.world.cycle:
-                self.touch(job, outside=True)
-            if job.begin == self.world.cycle:
-                self.touch(job, outside=False)
-            for begin, end, token in job.tokens:
-                if begin <= self.world.cycle < end and used.setdefault(token, job) is not job:
-                    self.world.refuse(token[0], job.core, f"two users of {token[1:]}", used[token], job)
-            for key, of, *_ in (*job.reads, *job.writes) if job.begin <= self.world.cycle < job.end else ():
-                alive = key != job.core or of.lifetime is None or of.lifetime[0] <= self.world.cycle < of.lifetime[1]
-                if not alive:
-                    self.world.refuse("lifetime", job.core, f"{of.name} is dead", job, of)
+            self.need(job.of.duration == max(of.least for of in job.together), "duration", *job.together)
+        for where, name in (("host", self.listing.hosted), ("output", self.listing.outputs)):
+            places = [self.places[where, of] for of, _ in name]
+            self.need(all((self.ready[at] < NEVER).all() for _, at in places), "output")
+        return tuple(self.tensor(of, at) for of, at in places)
 
-    def leave(self, job: Job, outside: bool) -> None:
-        for key, _, at, _ in job.reads:
-            if (key != job.core) == outside:
-                self.world.spaces[key].readers[at] -= 1
+    def use(self, job: Job, *thing: object, begin: int | None = None, longer: int = 0) -> None:
+        """In every cycle a thing has one user."""
+        begin = self.cycle if begin is None else begin
+        for cycle in range(begin, begin + job.of.duration + longer):
+            user = self.used.setdefault((cycle, *thing), job)
+            self.need(user is job, str(thing[0]), user, job)
 
-    def touch(self, job: Job, outside: bool) -> None:
-        """Mark the bytes that an instruction reads and writes; nobody else touches what is written. Memory off the chip
-        is touched when the instruction begins, a core's own when its ports are held."""
-        for key, of, at, _ in job.reads:
-            if (key != job.core) != outside:
-                continue
-            self.world.spaces[key].readers[at] += 1
-            if (self.world.spaces[key].writer[at] >= 0).any():
-                self.world.refuse("race", job.core, f"{of.name} is read while another writes it", job)
-        for key, of, at in job.writes:
-            if (key != job.core) != outside:
-                continue
-            space, mine = self.world.spaces[key], np.zeros(len(self.world.spaces[key].readers), int)
-            for other, _, read, over in job.reads:
-                if other == key:
-                    mine[read] += 1
-                    if np.isin(read, at).any() and not (over and np.array_equal(read, at)):
-                        self.world.refuse("race", job.core, f"{of.name} is written while it is read", job)
-            if (space.writer[at] >= 0).any() or (space.readers[at] > mine[at]).any():
-                self.world.refuse("race", job.core, f"{of.name} is written while another uses it", job)
-            if key == job.core and of.lifetime is None and not of.state:
-                self.world.refuse("constant", job.core, f"{of.name} is constant", job)
-            space.writer[at] = job.number
+    def latency(self, of: t.Instruction) -> int:
+        return self.m.dram.latency if self.m.dram and isinstance(of.action, t.Load) else 0
 
-    def finish(self, job: Job) -> None:
-        self.leave(job, outside=False)
-        for (key, _, at), chosen, value in zip(job.writes, job.chosen, (job.value, *job.more), strict=False):
-            space = self.world.spaces[key]
-            space.writer[at] = -1
-            raw = flat_bytes(value).numpy()
-            space.bytes[chosen], space.written[chosen] = raw, True
+    # ── memory
+
+    @staticmethod
+    def numbers(shape: tuple[int, ...], size: int) -> np.ndarray:
+        """[*shape, size]: bytes of elements, row by row."""
+        return np.arange(math.prod(shape) * size).reshape(*shape, size)
+
+    def tensor(self, of: t.Buffer, at: np.ndarray) -> torch.Tensor:
+        flat = torch.from_numpy(self.bytes[at.ravel()]).as_strided((at.size,), (1,))  # nothing has any stride
+        return flat.view(values.dtype_of(of.type.dtype)).reshape(at.shape[:-1])
+
+    def lay(self, where: Any, of: t.Buffer, at: int) -> None:
+        self.need((where, of.name) not in self.places, "buffer", of)
+        self.places[where, of.name] = of, self.numbers(of.type.shape, t.SIZES[of.type.dtype]) + at
+
+    def load(self, where: Any, of: t.Buffer | t.Dram) -> None:
+        """What lies somewhere before cycle 0."""
+        at = self.places[where, of.name][1]
+        self.bytes[at], self.ready[at] = 0, 0 if of.source or of.state else NEVER
+        if of.source is not None:
+            whole = self.data.get(of.source.name)
+            self.need(whole is not None and str(whole.dtype) == f"torch.{of.type.dtype}", "data", of)
+            assert whole is not None
+            part = self.part(of.source, self.numbers(tuple(whole.shape), whole.element_size()), "data", of)
+            self.need(part.shape == at.shape, "data", of)
+            self.bytes[at] = flat_bytes(whole).numpy()[part]
+
+    def bear(self, core: Core, of: t.Buffer) -> None:
+        at = self.places[core, of.name][1]
+        self.need((self.dies[at] <= self.cycle).all(), "overlap", f"core {core}", of)
+        self.dies[at] = of.lifetime[1] if of.lifetime else NEVER
+        self.load(core, of)
+
+    def part(self, ref: t.Ref, numbers: np.ndarray, kind: str, *parties: object) -> np.ndarray:
+        """The numbers of what a reference names; a tile of indices names all rows."""
+        self.need(len(ref.index) < numbers.ndim, kind, *parties)
+        index: list[slice | int] = []
+        for of, size in zip(ref.index, numbers.shape, strict=False):
+            span = of if isinstance(of, t.Span) else t.Span(of, of + 1) if isinstance(of, int) else t.Span(0, size)
+            self.need(0 <= span.start < span.stop <= size, kind, *parties)
+            index.append(of if isinstance(of, int) else slice(span.start, span.stop, span.step))
+        out = numbers[tuple(index)]
+        self.need(out.size and (out.ndim > 2 or not ref.transposed), kind, *parties)
+        return np.swapaxes(out, -2, -3) if ref.transposed else out
+
+    def place(self, job: Job, ref: t.Ref, where: str, way: str) -> tuple[t.Buffer, np.ndarray, np.ndarray]:
+        """A buffer, the bytes of it that a job touches from now on, and of these the ones that data chooses."""
+        self.need((where or job.core, ref.name) in self.places, "bounds", job)
+        of, numbers = self.places[where or job.core, ref.name]
+        every = chosen = self.part(ref, numbers, "bounds", job)
+        life, names = of.lifetime or (0, NEVER), [name for name in ref.index if isinstance(name, str)]
+        self.need(life[0] <= self.cycle and self.cycle + job.of.duration <= life[1], "lifetime", job, of)
+        self.need(not (ref.transposed and (names or where or way == "write")), "shape", job)
+        self.need(len(names) <= (isinstance(job.of.action, t.Copy) and not where), "shape", job)
+        for name in names:
+            rows = self.read(job, t.Ref(name))
+            along = sum(not isinstance(before, int) for before in ref.index[: ref.index.index(name)])
+            self.need(rows.dtype in (torch.int32, torch.int64), "type", job)
+            self.need(rows.min() >= 0 and rows.max() < every.shape[along], "index", job)
+            chosen = np.take(every, rows.reshape(-1).numpy(), along)
+        banks = () if where else range(every.min() // self.m.sram.bank_size, every.max() // self.m.sram.bank_size + 1)
+        for bank in banks:  # memories lie one behind the other: no two have one of the same number
+            self.use(job, "bank", way, bank)
+        return of, every, chosen
+
+    def read(self, job: Job, ref: t.Ref, where: str = "", over: bool = False) -> torch.Tensor:
+        of, every, chosen = self.place(job, ref, where, "read")
+        ready = self.ready[every].max()
+        self.need(ready <= self.cycle, "unwritten" if ready == NEVER else "race", job, of)
+        job.reads.append((every, over))
+        job.read += 0 if where else chosen.size
+        return self.tensor(of, chosen)
+
+    def write(self, job: Job, ref: t.Ref, value: torch.Tensor, where: str = "", exact: bool = True) -> None:
+        """Nobody can read it before the job ends, so that it may as well be there at once."""
+        of, every, chosen = self.place(job, ref, where, "write")
+        self.need(value.dtype == values.dtype_of(of.type.dtype), "type", job)
+        self.need(value.shape == chosen.shape[:-1] if exact else value.nbytes == chosen.size, "shape", job)
+        self.need(of.lifetime or of.state, "constant", job)
+        self.need((self.touched[every] <= self.cycle).all(), "race", job)
+        end = self.cycle + job.of.duration
+        self.bytes[chosen.ravel()] = flat_bytes(value).numpy()
+        self.ready[every] = np.where(self.ready[every] < NEVER, end, NEVER)
+        self.ready[chosen] = self.touched[every] = end
+        job.writes.append(every.ravel())
+        job.wrote += 0 if where else chosen.size
+
+    def touch(self, job: Job) -> None:
+        """What a job has read is touched until it ends; it writes over this only in the very same place."""
+        for at, over in job.reads:
+            same = over and any(np.array_equal(at.ravel(), written) for written in job.writes)
+            self.need(same or (self.ready[at] <= self.cycle).all(), "race", job)
+            self.touched[at] = np.maximum(self.touched[at], self.cycle + job.of.duration)
+
+    # ── instructions
+
+    def start(self, core: Core, of: t.Instruction) -> None:
+        """Read, compute, write, and use what the instruction names."""
+        self.jobs.append(job := Job(core, of))
+        job.together.append(job)
+        self.need(self.cycle + of.duration + self.latency(of) <= self.listing.end, "end", job)
+        if wanted := UNITS.get(type(of.action)):
+            known = len(of.units) == 1 and of.units[0] in self.m.units(core) and not of.routes
+            self.need(known and of.units[0].rstrip("0123456789") == wanted, "unit", job)
+        for unit in of.units:
+            self.use(job, "unit", core, unit, isinstance(of.action, t.Recv))
+        match of.action:
+            case t.Product():
+                self.product(job, of.action)
+            case t.Expression(target, tree):
+                self.expression(job, target, tree)
+            case t.Copy(target, source):
+                self.write(job, target, self.read(job, source), exact=False)
+            case t.FromHost(target, place):
+                self.move(job, self.m.host, self.read(job, place, "input"), target)
+            case t.ToHost(value, place):
+                self.move(job, self.m.host, self.read(job, value), place, "output")
+            case t.Store(value, place):
+                self.move(job, self.m.dram, self.read(job, value), place, f"dram {core.chip}")
+            case t.Load(target, place):
+                value = self.read(job, place, f"dram {core.chip}")
+                arrive = functools.partial(self.move, job, self.m.dram, value, target, last=self.ports)
+                self.events[self.cycle + self.latency(of)].append(arrive)
+            case t.Hosted():
+                self.call(job, of.action)
+            case t.Send():
+                self.send(job, self.read(job, of.action.value), of.action.targets)
+            case t.Recv():
+                self.recv(job, of.action)
+        self.touch(job)
+        if not isinstance(of.action, t.Load):
+            self.ports(job)
+
+    def ports(self, job: Job) -> None:
+        for kind, many, size in (("r", self.m.sram.read_ports, job.read), ("w", self.m.sram.write_ports, job.wrote)):
+            ports = [port for port in job.of.ports if port[5] == kind]
+            known = len(set(ports)) == len(ports) and all(int(port[6:]) < many for port in ports)
+            self.need(known and bool(ports) == bool(size), "port", job)
+            job.least = max(job.least, up(size, max(1, len(ports)) * self.m.sram.width))
+            for port in ports:
+                self.use(job, "port", job.core, port)
+
+    def move(
+        self, job: Job, port: Any, value: torch.Tensor, target: t.Ref, where: str = "", last: Callable = lambda _: None
+    ) -> None:
+        """To or from what is outside of the core."""
+        self.write(job, target, value, where, exact=False)
+        job.least = up(value.nbytes, port.width)
+        last(job)
+
+    def call(self, job: Job, a: t.Hosted) -> None:
+        given = {name: self.read(job, t.Ref(name), "host") for name in operands(a)}
+        try:
+            got = computed(a, given)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise Violation("type", job.core, self.cycle, str(error), str(job)) from None
+        self.need(len(got) == len(a.results), "shape", job)
+        for name, value in (wanted := [(name, of) for name, of in zip(a.results, got, strict=True) if name != "_"]):
+            self.write(job, t.Ref(name), value, "host")
+        self.need(wanted, "race", job)
+        size, host = sum(of.nbytes for of in (*given.values(), *(of for _, of in wanted))), self.m.host
+        assert host is not None and host.latency is not None and host.rate is not None  # or there is no such unit
+        job.least = host.latency + up(size, host.rate)
+
+    def product(self, job: Job, a: t.Product) -> None:
+        x, w, array = self.read(job, a.x), self.read(job, a.w), self.m.matrix
+        kind = str(x.dtype).removeprefix("torch.")
+        self.need(x.ndim == w.ndim == 2 and x.shape[1] == w.shape[0], "shape", job)
+        self.need(x.dtype == w.dtype and kind in array.passes and kind in SUMS, "type", job)
+        old, sums = self.read(job, a.target, over=True) if a.add else None, values.dtype_of(SUMS[kind])
+        fits = old is None or (old.dtype, old.shape) == (sums, (x.shape[0], w.shape[1]))
+        self.need(fits, "shape", job)
+        value, cycles = product(array, x, w, old, sums)
+        self.write(job, a.target, value)
+        job.least = math.ceil(Fraction(array.passes[kind]) * cycles)
+        across, along = up(w.shape[1], array.columns), x.shape[0]
+        xs, ws = {  # how often x and w are read
+            "weight": (across, 1),
+            "input": (1, up(along, array.columns)),
+            "output": (across, up(along, array.rows)),
+        }[array.stationary]
+        job.read += (xs - 1) * x.nbytes + (ws - 1) * w.nbytes
+
+    def expression(self, job: Job, target: t.Ref, tree: t.Tree) -> None:
+        every = list(t.nodes(tree))
+        refs = dict.fromkeys(of for of in every if isinstance(of, t.Ref))
+        tiles = {of: self.read(job, of, over=True) for of in refs}
+        names = [of.function for of in every if isinstance(of, t.Call)]
+        kinds = {tile.dtype for tile in tiles.values()}
+        floats = any(kind.is_floating_point for kind in kinds) or any(isinstance(of, float) for of in every)
+        floats |= any(name not in t.WHOLE for name in names)
+        wide = torch.float64 if torch.float64 in kinds else torch.float32
+        kind = wide if floats else torch.int64 if torch.int64 in kinds else torch.int32
+
+        def value(of: t.Tree) -> torch.Tensor:
+            if isinstance(of, t.Ref):
+                return tiles[of].to(kind)
+            if not isinstance(of, t.Call):
+                return torch.tensor(of, dtype=kind)
+            given = [value(operand) for operand in of.operands]
+            self.need(of.function not in t.REDUCTIONS or given[0].ndim, "shape", job)
+            if of.function == "sum":  # each lane in order, then the lanes in order
+                lanes = [given[0].unbind(-1)[lane :: self.m.vector.lanes] for lane in range(self.m.vector.lanes)]
+                partial = [functools.reduce(torch.add, lane) for lane in lanes if lane]
+                return functools.reduce(torch.add, partial).unsqueeze(-1)
+            return values.FUNCTIONS[of.function](*given).to(kind)
+
+        of, _, at = self.place(job, target, "", "write")
+        try:
+            result = values.written(value(tree), of.type.dtype).broadcast_to(at.shape[:-1])
+        except Violation:
+            raise
+        except RuntimeError as error:
+            raise Violation("shape", job.core, self.cycle, str(error), str(job)) from None
+        self.write(job, target, result)
+        largest = max([result.numel(), *(tile.numel() for tile in tiles.values())])
+        each = sum(Fraction(self.m.vector.cycles_of(name)) for name in names or ["move"])
+        job.least = math.ceil(up(largest, self.m.vector.lanes) * each)
+
+    def send(self, job: Job, value: torch.Tensor, targets: tuple[Core, ...]) -> None:
+        ends = [route[-1] for route in job.of.routes]
+        self.need(ends and ends == list(targets) and len(set(ends)) == len(ends), "route", job)
+        before: dict[Core, Core | None] = {job.core: None}
+        units: dict[str, None] = {}
+        for route, last in zip(job.of.routes, ends, strict=True):
+            self.need(route[0] == job.core and len(route) > 1, "route", job)
+            at, window = self.cycle, 0
+            for a, b in itertools.pairwise(route):
+                edge = self.m.edge(a, b)
+                self.need(edge and before.setdefault(b, a) == a, "route", job)
+                assert edge is not None
+                self.need(at + window <= self.last, "arrival", job)
+                units |= {edge.unit: None} if a == job.core else {}
+                self.use(job, "link", a, b, begin=at, longer=window)
+                job.least = max(job.least, up(value.nbytes, edge.width))
+                at, window = at + edge.latency, window + edge.jitter
+                arrives = edge.arrives
+            self.arrivals[last, at + window, arrives, job.core] = job, value
+        self.need(tuple(units) == job.of.units, "unit", job)
+
+    def recv(self, job: Job, a: t.Recv) -> None:
+        key = job.core, self.cycle, "+".join(job.of.units), a.source
+        self.need(key in self.arrivals and not job.of.routes, "arrival", job)
+        sent, value = self.arrivals.pop(key)
+        sent.together.append(job)
+        job.together = sent.together
+        if a.add:
+            old = self.read(job, a.target, over=True)
+            fits = old.dtype == value.dtype and old.numel() == value.numel()
+            self.need(self.m.link.reduce and fits, "type", job)
+            value = old + value.reshape(old.shape)
+        self.write(job, a.target, value, exact=False)

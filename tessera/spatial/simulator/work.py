@@ -7,7 +7,7 @@ multiplications. Types, shapes and names are checked here; what meets what in ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -32,6 +32,7 @@ from tessera.spatial.listing.types import (
     TensorType,
     ToHost,
     Tree,
+    nodes,
 )
 from tessera.spatial.simulator import values
 from tessera.spatial.simulator.operands import Bad, Tile, tile
@@ -255,12 +256,12 @@ class Worker:
 
     def expression(self, work: Work, target: Ref, tree: Tree) -> None:
         y = self.write(work, target)
-        work.over += [self.read(work, ref) for ref in dict.fromkeys(refs(tree))]
+        work.over += [self.read(work, ref) for ref in dict.fromkeys(of for of in nodes(tree) if isinstance(of, Ref))]
         shape = self.shape(tree)
         if broadcast([shape, y.shape]) != y.shape:
             raise Bad("shape", f"expected what broadcasts to {list(y.shape)}; got {list(shape)}")
         largest = max(of.count for of in (y, *work.reads))
-        names = [call.function for call in calls(tree)] or ["move"]
+        names = [of.function for of in nodes(tree) if isinstance(of, Call)] or ["move"]
         vector = self.machine.vector
         each = sum(Fraction(vector.cycles_of(name)) for name in names)
         work.unit_cycles = math.ceil(-(-largest // vector.lanes) * each)
@@ -317,36 +318,12 @@ def broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     return tuple(size.pop() if size else 1 for size in sizes) if all(len(size) < 2 for size in sizes) else None
 
 
-def refs(tree: Tree) -> Iterator[Ref]:
-    match tree:
-        case Ref():
-            yield tree
-        case Call(_, operands):
-            for operand in operands:
-                yield from refs(operand)
-
-
-def calls(tree: Tree) -> Iterator[Call]:
-    if isinstance(tree, Call):
-        yield tree
-        for operand in tree.operands:
-            yield from calls(operand)
-
-
 def computed_in(tree: Tree, dtypes: list[str]) -> str:
     """The one type in which an expression is computed; `dtypes` are its operands'."""
     if "float64" in dtypes:
         return "float64"
-    floats = any("float" in dtype for dtype in dtypes) or any(isinstance(n, float) for n in numbers(tree))
-    if floats or any(call.function not in WHOLE for call in calls(tree)):
+    inside = list(nodes(tree))
+    floats = any("float" in dtype for dtype in dtypes) or any(isinstance(of, float) for of in inside)
+    if floats or any(isinstance(of, Call) and of.function not in WHOLE for of in inside):
         return "float32"
     return "int64" if "int64" in dtypes else "int32"
-
-
-def numbers(tree: Tree) -> Iterator[int | float]:
-    match tree:
-        case Call(_, operands):
-            for operand in operands:
-                yield from numbers(operand)
-        case int() | float():
-            yield tree
