@@ -46,6 +46,7 @@ class Forward:
     """A captured program. Its outputs are the caller's, then the results of the modules that were watched."""
 
     traced: Traced
+    recorded: Trace  # as the model wrote it
     trace: Trace
     weights: dict[str, Value]
     buffers: dict[str, Value]
@@ -141,14 +142,13 @@ def capture(
                 f"{outside.source}: {outside.op} exchanges parts of ranks outside of the model; expected it in the "
                 "model's own call, or in a function that local_map wraps, since elsewhere values are whole"
             )
-    trace = _with_symbols(_named(traced.trace, names), len(names), (batch, named))
-    for apply in (canonicalise, fold, cse, dce):
-        trace = apply(trace)
-    trace = compute_random(trace, lambda device: True, lambda eqn: True)
+    recorded_trace = _with_symbols(_named(traced.trace, names), len(names), (batch, named))
+    trace = simplified(recorded_trace)
     inputs = dict(zip(names, trace.inputs, strict=False))
     params = {name for name, _ in model.named_parameters()}
     return Forward(
         traced,
+        recorded_trace,
         trace,
         {name: v for name, v in inputs.items() if name in params},
         {name: v for name, v in inputs.items() if name not in params},
@@ -157,6 +157,13 @@ def capture(
         tuple(results),
         left[0] if caches.objects else None,
     )
+
+
+def simplified(trace: Trace) -> Trace:
+    """Its inputs stay as they are."""
+    for apply in (canonicalise, fold, cse, dce):
+        trace = apply(trace)
+    return compute_random(trace, lambda device: True, lambda eqn: True)
 
 
 def _with_symbols(trace: Trace, first: int, arguments: object) -> Trace:
