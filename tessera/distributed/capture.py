@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from tessera.distributed.regions import Regions
 from tessera.distributed.stateless import left_as_it_was, with_tensors
 from tessera.distributed.weights import local_of, whole_type
 from tessera.frontends.functional.raising import with_checks
+from tessera.frontends.functional.selected import Selecting
 from tessera.frontends.functional.trace import Traced, trace_function
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value, map_values
@@ -36,6 +37,7 @@ from tessera.torch_internals import pytree
 from tessera.torch_internals.distributed import instead_of_local_map
 from tessera.torch_internals.modules import without_hooks_of
 from tessera.transforms.over_ranks import collectives
+from tessera.transforms.selected_rows import over_all_rows
 from tessera.util.errors import CaptureError
 
 PARTS = "torch.distributed.tensor"  # its hooks speak of parts, and values here are whole
@@ -118,13 +120,27 @@ def capture(
     all_types = {**dict(enumerate(types.values())), **{len(names) + i: t for i, t in batch_types.items()}}
     rows = next((t.shape[0] for t in batch_types.values() if t.shape), None)
 
-    def traced_once() -> Traced:
+    def traced_with(times: int | None) -> tuple[Traced, bool]:
+        """With so many times the number that stands for rows that a mask selects, or one row; was there such a mask?"""
         local_map = instead_of_local_map(regions.local_map) if regions is not None else nullcontext()
         with left_as_it_was(model), known_experts(model), without_hooks_of(model, PARTS), local_map:
             cached = [local_of(x) for x in caches.tensors]
-            return with_checks(
-                lambda: trace_function(run, (held, batch, named, cached), types=all_types, name=type(model).__name__)
+            selecting: list[Selecting] = []
+
+            def selected(*args: object) -> object:
+                selecting[:] = [Selecting(times)]
+                with selecting[0]:
+                    return run(*args)  # type: ignore[arg-type]
+
+            name = type(model).__name__
+            traced = with_checks(
+                lambda: trace_function(selected, (held, batch, named, cached), types=all_types, name=name)
             )
+            return traced, bool(selecting[0].met)
+
+    def traced_once() -> Traced:
+        traced, selects = traced_with(1)
+        return replace(traced, trace=_over_all_rows(traced.trace, traced_with)) if selects else traced
 
     try:
         traced = traced_once()
@@ -157,6 +173,14 @@ def capture(
         tuple(results),
         left[0] if caches.objects else None,
     )
+
+
+def _over_all_rows(trace: Trace, traced_with: Callable[[int | None], tuple[Traced, bool]]) -> Trace:
+    try:
+        few, fewest = traced_with(0)[0].trace, 0
+    except Exception:  # what the program's own functions raise about nothing, eager raises too
+        few, fewest = traced_with(None)[0].trace, 1
+    return over_all_rows(trace, traced_with(2)[0].trace, few, fewest)
 
 
 def simplified(trace: Trace) -> Trace:

@@ -35,12 +35,11 @@ from tessera.ir.trace import Trace
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import arguments, tensors
 from tessera.ops.families import cast
-from tessera.transforms.pipelined.rows import How, Rows, Seen, aligned, how
+from tessera.transforms.pipelined.rows import MADE, How, Rows, Seen, aligned, how
 from tessera.util.names import names
 
 BY_CLASS = names("cross_entropy_loss nll_loss nll_loss_nd")
 BAGS = names("embedding_bag _embedding_bag")  # given rows of equal lengths, where offsets count up
-MADE = names("new_zeros new_ones zeros_like ones_like new_empty empty_like")  # of numbers, whatever they are like
 FILLED = names("full new_full full_like scalar_tensor")
 AFFINE = names("add sub rsub")  # with a number
 ONE = Fraction(1)
@@ -154,7 +153,7 @@ class _Walk:
                 self.note(eqn, f"{eqn.op} of which row it is")
         if eqn.opname == "arange":
             self.places.update(eqn.results())
-        free = own or eqn.opname in (MADE | FILLED) or not self.rows.has(eqn.inputs())
+        free = own or eqn.opname in MADE or not self.rows.has(eqn.inputs())
         way = How.APART if free or self.refuses(eqn) else how(eqn, whole, self.rows)
         if way == How.TOGETHER:
             self.note(eqn)
