@@ -87,7 +87,7 @@ class _Walk:
             if eqn.op is SELECTED:
                 self.enter(eqn, here)
             elif self.rows.has((*eqn.inputs(), *eqn.results())):
-                self.equation(eqn, here, twice)
+                self.equation(eqn, here, twice, few)
             elif any(a != b for other in (twice, few) for a, b in _numbers(eqn, other)):
                 self.counted(eqn, here, twice, few)
         self.leave()
@@ -130,10 +130,13 @@ class _Walk:
         """A value that holds something else in rows that were left out."""
         return aten.where(self.along(mask, v, dim), v, aten.full_like(v, other))
 
-    def equation(self, eqn: Equation, here: Equation, twice: Equation) -> None:
+    def equation(self, eqn: Equation, here: Equation, twice: Equation, few: Equation) -> None:
         mask, given = self.mask_of(eqn), self.rows.has(eqn.inputs())
         if any(isinstance(a, Trace) for a in eqn.args):
             _refuse(eqn, f"{eqn.op} runs a function on rows of a mask")
+        for (number, two), (_, less) in zip(_numbers(eqn, twice), _numbers(eqn, few), strict=True):
+            if less != (number if number == two else self.fewest):
+                self.refuse_number(eqn)
         made = eqn.opname in MADE
         if not given and not made and eqn.opname != "expand" and not draws(eqn.op, eqn.args, eqn.kwargs):
             _refuse(eqn, f"{eqn.op} makes as many as a mask selects")

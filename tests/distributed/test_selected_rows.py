@@ -87,6 +87,8 @@ def branches(model: Words, ids: Tensor) -> Tensor:
 REFUSED = {
     "as many": (branches, "does something else where more rows, or fewer"),
     "few": (lambda model, ids: model(ids)[ids > 9].mean() * (2 if (ids[ids > 9]).shape[0] > 5 else 3), "of a number"),
+    "few beside rows": (lambda model, ids: (model(ids)[ids > 9] * (2 if len(ids[ids > 9]) > 5 else 3)).sum(), "number"),
+    "at least": (lambda model, ids: (model(ids)[ids > 9] / max(len(ids[ids > 9]), 1)).sum(), "of a number"),
     "largest": (lambda model, ids: model(ids)[ids > 9].amax(0).sum(), "looks at rows of a mask together"),
     "first": (lambda model, ids: model(ids)[ids > 9][0].sum(), "looks at rows of a mask together"),
     "turned": (lambda model, ids: (model(ids)[ids > 9].flip(0) * model(ids)[ids > 9]).sum(), "together"),
