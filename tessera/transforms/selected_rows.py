@@ -103,9 +103,10 @@ class _Walk:
     def enter(self, eqn: Equation, here: Equation) -> None:
         x, mask = here.args
         assert isinstance(x, Value) and isinstance(mask, Value) and isinstance(size := eqn.out.shape[0], int)
-        if any(not isinstance(n, int) for n in x.shape):
+        sizes = [n for n in mask.shape if isinstance(n, int)]
+        if len(sizes) < mask.ndim or any(not isinstance(n, int) for n in x.shape):
             _refuse(eqn, "x[mask] of a size that changes")
-        every = math.prod(mask.shape)
+        every = math.prod(sizes)
         with self.rewrite.at(eqn):
             if size not in self.masks:
                 flat = aten.reshape(mask, [every])
@@ -190,7 +191,7 @@ class _Walk:
             return self.rewrite.builder.emit(eqn.op, *here.substitute(places).args, **here.kwargs)
         if eqn.many or any(self.rows.dims(v) != [0] for v in tensors(eqn) if self.rows.dims(v)):
             _refuse(eqn, f"{eqn.op} averages rows of a mask")
-        each = self.rewrite.builder.emit(eqn.op, *_without_reduction(here), **here.bound()[1])
+        each: Any = self.rewrite.builder.emit(eqn.op, *_without_reduction(here), **here.bound()[1])
         out = aten.sum(self.kept(mask, each, 0, 0))
         size = math.prod(each.shape[1:])
         return aten.div(out, aten.mul(cast(mask.count, out.dtype), size)) if way == How.MEAN else out
