@@ -109,6 +109,8 @@ def _choice(q: Question, labels: Mapping[str, Label]) -> Choice | None:
         marked = any(marks[axis] != PLAIN for axis in axes[factor])
         if (marked or q.rule.shares(factor)) and not _divides(q, factor, axes[factor], marks):
             return None
+        if marked and factor in q.rule.unread:  # it is looked up by the place of a rank's first element
+            return None
         if not _known_before(q.rule, factor):
             return None
     passed = [axis for axis, label in labels.items() if label == PASS]
