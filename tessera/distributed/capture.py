@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from tessera.distributed.regions import Regions
 from tessera.distributed.stateless import left_as_it_was, with_tensors
 from tessera.distributed.weights import local_of, whole_type
 from tessera.frontends.functional.raising import with_checks
+from tessera.frontends.functional.selected import Selecting
 from tessera.frontends.functional.trace import Traced, trace_function
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value, map_values
@@ -36,6 +37,7 @@ from tessera.torch_internals import pytree
 from tessera.torch_internals.distributed import instead_of_local_map
 from tessera.torch_internals.modules import without_hooks_of
 from tessera.transforms.over_ranks import collectives
+from tessera.transforms.selected_rows import over_all_rows
 from tessera.util.errors import CaptureError
 
 PARTS = "torch.distributed.tensor"  # its hooks speak of parts, and values here are whole
@@ -46,6 +48,7 @@ class Forward:
     """A captured program. Its outputs are the caller's, then the results of the modules that were watched."""
 
     traced: Traced
+    recorded: Trace  # as the model wrote it
     trace: Trace
     weights: dict[str, Value]
     buffers: dict[str, Value]
@@ -117,13 +120,27 @@ def capture(
     all_types = {**dict(enumerate(types.values())), **{len(names) + i: t for i, t in batch_types.items()}}
     rows = next((t.shape[0] for t in batch_types.values() if t.shape), None)
 
-    def traced_once() -> Traced:
+    def traced_with(times: int | None) -> tuple[Traced, bool]:
+        """With so many times the number that stands for rows that a mask selects, or one row; was there such a mask?"""
         local_map = instead_of_local_map(regions.local_map) if regions is not None else nullcontext()
         with left_as_it_was(model), known_experts(model), without_hooks_of(model, PARTS), local_map:
             cached = [local_of(x) for x in caches.tensors]
-            return with_checks(
-                lambda: trace_function(run, (held, batch, named, cached), types=all_types, name=type(model).__name__)
+            selecting: list[Selecting] = []
+
+            def selected(*args: object) -> object:
+                selecting[:] = [Selecting(times)]
+                with selecting[0]:
+                    return run(*args)  # type: ignore[arg-type]
+
+            name = type(model).__name__
+            traced = with_checks(
+                lambda: trace_function(selected, (held, batch, named, cached), types=all_types, name=name)
             )
+            return traced, bool(selecting[0].met)
+
+    def traced_once() -> Traced:
+        traced, selects = traced_with(1)
+        return replace(traced, trace=_over_all_rows(traced.trace, traced_with)) if selects else traced
 
     try:
         traced = traced_once()
@@ -141,14 +158,13 @@ def capture(
                 f"{outside.source}: {outside.op} exchanges parts of ranks outside of the model; expected it in the "
                 "model's own call, or in a function that local_map wraps, since elsewhere values are whole"
             )
-    trace = _with_symbols(_named(traced.trace, names), len(names), (batch, named))
-    for apply in (canonicalise, fold, cse, dce):
-        trace = apply(trace)
-    trace = compute_random(trace, lambda device: True, lambda eqn: True)
+    recorded_trace = _with_symbols(_named(traced.trace, names), len(names), (batch, named))
+    trace = simplified(recorded_trace)
     inputs = dict(zip(names, trace.inputs, strict=False))
     params = {name for name, _ in model.named_parameters()}
     return Forward(
         traced,
+        recorded_trace,
         trace,
         {name: v for name, v in inputs.items() if name in params},
         {name: v for name, v in inputs.items() if name not in params},
@@ -157,6 +173,21 @@ def capture(
         tuple(results),
         left[0] if caches.objects else None,
     )
+
+
+def _over_all_rows(trace: Trace, traced_with: Callable[[int | None], tuple[Traced, bool]]) -> Trace:
+    try:
+        few, fewest = traced_with(0)[0].trace, 0
+    except Exception:  # what the program's own functions raise about nothing, eager raises too
+        few, fewest = traced_with(None)[0].trace, 1
+    return over_all_rows(trace, traced_with(2)[0].trace, few, fewest)
+
+
+def simplified(trace: Trace) -> Trace:
+    """Its inputs stay as they are."""
+    for apply in (canonicalise, fold, cse, dce):
+        trace = apply(trace)
+    return compute_random(trace, lambda device: True, lambda eqn: True)
 
 
 def _with_symbols(trace: Trace, first: int, arguments: object) -> Trace:

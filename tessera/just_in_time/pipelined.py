@@ -18,6 +18,7 @@ from tessera.distributed.caches import HEADS, Caches, Slot
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.once import meet
 from tessera.distributed.users_line import at_users_line
+from tessera.distributed.whole_batch import over_whole_batch
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
 from tessera.ir.serial import Writer
@@ -42,7 +43,6 @@ from tessera.pipeline.stage import PROGRAM
 from tessera.pipeline.stored_pipeline import piped_data, read_pipeline, write_pipeline
 from tessera.store.program import Stored
 from tessera.transforms.pipelined.named_schedules import in_passes
-from tessera.transforms.pipelined.whole_loss import written
 from tessera.util.errors import OptionError
 
 
@@ -73,7 +73,7 @@ class PipelinedCall(ShardedCall):
 
         forward = captured(count)
         if count > 1:
-            seen = written(forward.trace, captured(1).trace, count, ()).seen
+            seen = over_whole_batch(forward, captured(1), count).seen
             forward = replace(forward, alone=warned(seen, "jit", "results", sharding.device_mesh))
         lies = sharding.settle(model, forward, leaves).on(sharding.plan.inner)
         needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]

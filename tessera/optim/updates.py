@@ -3,7 +3,7 @@
 In: a trace, the gradient of each member among its values, and a `Plan`. Out: the trace with the equations of clipping,
 accumulation and update at its end; parameters, state and sums of gradients are inputs that it mutates, and `Extra`
 says what each further input is. Numbers come in one vector a dtype, in the order of the plan's slots. Parameters of 16
-bits are updated in float32 arithmetic and rounded once.
+bits are updated in float32 arithmetic and rounded once. Complex ones are updated as pairs of real numbers.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class _Appender:
     def update(self, index: int, grad: Value, first: dict[int, int]) -> None:
         member = self.plan.members[index]
         family = self.plan.families[member.family]
-        param = member.value or self.input(member.name, member.type, Extra("param", index))
+        held_param = member.value or self.input(member.name, member.type, Extra("param", index))
+        param = as_real(held_param)
         wide = _wide(param)
         names = self.plan.rule.state(family.form)
         held = {
@@ -148,25 +149,26 @@ class _Appender:
         start = first[member.family]
         slots = self.numbers(wide, member.type.device)[start : start + len(family.names)]
         numbers = dict(zip(family.names, slots, strict=True))
-        state = {name: cast(v, wide) for name, v in held.items()}
+        state = {name: cast(as_real(v), wide) for name, v in held.items()}
         new, changed = self.plan.rule.update(family.form, cast(param, wide), cast(grad, wide), state, numbers)
-        self.mutations[param] = cast(new, param.dtype)
+        self.mutations[held_param] = _as(new, held_param.dtype)
         for name, v in changed.items():
-            self.mutations[held[name]] = cast(v, held[name].dtype)
+            self.mutations[held[name]] = _as(v, held[name].dtype)
 
     def run(self) -> list[Value]:
         """Carry the plan out; gives what the program hands out besides."""
         totals = self.totals()
         if not self.plan.updates:
             return [g for member, g in zip(self.plan.members, totals, strict=True) if member.total is None]
-        grads = self.clipped(totals)
+        grads = self.clipped([as_real(g) for g in totals])
         first, place = {}, len(self.plan.clips)
         for i, family in enumerate(self.plan.families):
             first[i], place = place, place + len(family.names)
         for index, (member, grad) in enumerate(zip(self.plan.members, grads, strict=True)):
             self.builder.source = Source(module=member.name, note=f"{self.plan.rule.name} step")
             self.update(index, grad, first)
-        return grads if self.plan.keeps else []
+        kept = [_as(g, total.dtype) for g, total in zip(grads, totals, strict=True)]
+        return kept if self.plan.keeps else []
 
 
 def append_updates(trace: Trace, plan: Plan, grads: Sequence[Value | None]) -> tuple[Trace, tuple[Extra, ...]]:
@@ -183,13 +185,23 @@ def append_updates(trace: Trace, plan: Plan, grads: Sequence[Value | None]) -> t
 
 def norm_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
     """The dtype in which the norms of gradients are taken."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
+    return torch.float64 if {torch.float64, torch.complex128}.intersection(dtypes) else torch.float32
 
 
 def stacked_norms(grads: list[Value], dtype: torch.dtype) -> Value:
     """The norm of each gradient."""
-    norms: list[Value] = aten._foreach_norm(grads, 2, dtype=dtype)
+    norms: list[Value] = aten._foreach_norm([as_real(g) for g in grads], 2, dtype=dtype)
     return aten.stack(norms)
+
+
+def as_real(v: Value) -> Value:
+    """Complex numbers as pairs."""
+    return aten.view_as_real(v) if v.dtype.is_complex else v
+
+
+def _as(v: Value, dtype: torch.dtype) -> Value:
+    """What was computed on real numbers, as what is held."""
+    return aten.view_as_complex(cast(v, dtype.to_real())) if dtype.is_complex else cast(v, dtype)
 
 
 def _wide(v: Value) -> torch.dtype:

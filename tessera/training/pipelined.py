@@ -22,6 +22,7 @@ from tessera.distributed.pipelined import Worker, joined
 from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.users_line import at_users_line
+from tessera.distributed.whole_batch import over_whole_batch
 from tessera.ir.equation import Value
 from tessera.just_in_time.backend import GraphRecord
 from tessera.just_in_time.sharded import batch_key
@@ -35,7 +36,6 @@ from tessera.training.run import Settings
 from tessera.training.sharded import ShardedStep
 from tessera.training.sharded_program import Recipe, loss_place
 from tessera.transforms.pipelined.places import Held
-from tessera.transforms.pipelined.whole_loss import written
 from tessera.util.errors import OptionError
 
 
@@ -99,7 +99,7 @@ class PipelinedStep(ShardedStep):
 
     def _over_all(self, forward: Forward, whole: Forward, microbatches: int) -> Forward:
         """The mean of the microbatches' losses is the loss of the whole batch."""
-        found = written(forward.trace, whole.trace, microbatches, forward.batch, forward.buffers.values())
+        found = over_whole_batch(forward, whole, microbatches, forward.batch, forward.buffers.values())
         more = found.trace.inputs[len(forward.trace.inputs) :]
         alone = warned(found.seen, "train_step", "the loss", self.sharding.device_mesh)
         batch = (*forward.batch, *more)

@@ -60,8 +60,6 @@ def make_plan(
     waiting: Collection[torch.Tensor] = (),
 ) -> Plan:
     """`waiting`: the parameters to whose `.grad` this call adds."""
-    if any(p.is_complex() for p in params):
-        raise CaptureError("the optimizer has complex parameters")
     groups, forms = state.groups(), state.forms()
     places = [groups[p] for p in params]
     families, of = state.families(places, ages, forms)

@@ -126,5 +126,6 @@ def assert_equal(mine: Trained, want: Trained, tolerance: float = 1e-11, little:
     assert mine.held.keys() == want.held.keys()
     pairs = [*zip(mine.losses, want.losses, strict=True), *((mine.held[n], x) for n, x in want.held.items())]
     for got, x in pairs:
-        got, x = got.double(), x.double()
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        got, x = got.to(wide), x.to(wide)
         assert (got - x).norm() <= tolerance * x.norm() + little

@@ -1,7 +1,8 @@
 """Every operator of PyTorch's own table, cut along every dimension of every tensor argument.
 
 In: names of operators. Out: for each what became of its samples: run on the parts of 2 and 3 ranks, uneven ones too,
-the joined results must be those of the whole. `python tests/distributed/sweep.py [first [last]]` tries them all.
+the joined results must be those of the whole, and so must gradients, where cotangents are cut too.
+`python tests/distributed/sweep.py results|gradients [first [last]]` tries them all.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -24,6 +25,8 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.transforms.shard.partition import shard
+from tessera.transforms.vjp import vjp
+from tessera.util.errors import TesseraError
 from tessera.util.names import names
 
 SAMPLES = 4  # of an operator
@@ -62,6 +65,21 @@ def samples(info: object, dtype: torch.dtype) -> Iterator[tuple[Trace, list]]:
         yield trace, tensors
 
 
+def with_gradients(trace: Trace, tensors: list) -> tuple[Trace, list] | None:
+    """The call and the gradients of its arguments, by cotangents of its results, which are arguments too."""
+    wrt = [v for v in trace.inputs if v.is_differentiable]
+    try:
+        joint = vjp(trace, wrt)
+    except TesseraError:  # it has no derivative
+        return None
+    together = joint.trace.with_(outputs=tuple(v for v in joint.trace.outputs if isinstance(v, Value)))
+    if not joint.pulled or not all(_dense(v) for v in together.outputs):
+        return None
+    draw = torch.Generator().manual_seed(0)
+    cotangents = [torch.randn(v.shape, dtype=v.tensor.dtype, generator=draw) for v in joint.pulled]
+    return together, [*tensors, *cotangents]
+
+
 def _dense(v: Value) -> bool:
     return isinstance(v.type, TensorType) and v.type.layout == torch.strided
 
@@ -86,9 +104,12 @@ def attempt(trace: Trace, tensors: list, argument: int, dim: int, ranks: int) ->
     return "moved" if any(is_collective(e, *SENDS) for e in local.equations) else "free"
 
 
-def tried(info: object) -> Counter:
+def tried(info: object, gradients: bool = False) -> Counter:
     counts: Counter = Counter()
-    for trace, tensors in samples(info, torch.float64):
+    cases: Iterable = samples(info, torch.float64)
+    if gradients:
+        cases = filter(None, (with_gradients(*case) for case in cases))
+    for trace, tensors in cases:
         for argument, x in enumerate(tensors):
             for dim in range(x.ndim):
                 for ranks in (2, 3):
@@ -109,9 +130,9 @@ def named(names: list[str]) -> list:
 
 if __name__ == "__main__":
     total: Counter = Counter()
-    first, last = map(int, sys.argv[1:3]) if len(sys.argv) > 2 else (0, None)
+    first, last = map(int, sys.argv[2:4]) if len(sys.argv) > 3 else (0, None)
     for info in operators()[first:last]:
-        counts = tried(info)
+        counts = tried(info, sys.argv[1] == "gradients")
         for outcome, count in counts.items():
             total[outcome.split(":")[0]] += count
             if outcome.startswith(("wrong", "refused")):

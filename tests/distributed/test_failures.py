@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,28 +35,35 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
 
 
+def other_loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).abs().mean()
+
+
 def batch(number: int, rank: int, world: int = WORLD) -> Tensor:
     draw = torch.Generator().manual_seed(number)
     return torch.randn(8, 4, generator=draw).chunk(world)[rank]
 
 
-def training(world: int = WORLD) -> tuple:
+def training(world: int = WORLD, loss: Callable = loss_of) -> tuple:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     model = tessera.shard(model, tessera.mesh(device="cpu", dp=world), "zero3")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    return model, optimizer, tessera.train_step(model, loss_of, optimizer, executors="aten")
+    return model, optimizer, tessera.train_step(model, loss, optimizer, executors="aten")
 
 
 def rank_of(rank: int, folder: str, how: str) -> None:
     """One step, a state on the disk, and then one rank fails. Ends as a script does."""
     try:
         join_group(rank, WORLD, f"{folder}/meet", DEADLINE)
-        model, optimizer, step = training()
+        begun = time.monotonic()
+        model, optimizer, step = training(loss=other_loss if (how, rank) == ("version", VICTIM) else loss_of)
         step(batch(0, rank))
         tessera.save_state(f"{folder}/saved", model, optimizer)
         if rank == VICTIM:
             fails(how)
+            if how == "branch":
+                step = tessera.train_step(model, other_loss, optimizer, executors="aten")
         begun = time.monotonic()
         step(batch(1, rank)[: 1 if (how, rank) == ("batch", VICTIM) else 2])
         tessera.save_state(f"{folder}/saved", model, optimizer)
@@ -102,6 +110,8 @@ SAYS = {  # of survivors, and of the one that is elsewhere
     "raises": "rank 1 ended: ValueError: the data are bad",
     "memory": "rank 1 ended: OutOfMemoryError: tried to allocate 93 GiB",
     "batch": r"rank 1 is at \S*test_failures.py:\d+, in tessera.distributed.agree.agree",
+    "branch": r"rank 1 is at \S*test_failures.py:\d+, in tessera.distributed.agree.agree",
+    "version": "rank 1 has another program than rank 0: it has 'abs = ",
 }
 WAITS = {
     "forward": "dist.all_gather of .* at `all_gather = dist_wait.*test_failures.py",
@@ -111,6 +121,8 @@ WAITS = {
     "raises": "dist.all_gather of .* at `all_gather = dist_wait",
     "memory": "dist.reduce_scatter of .* at `",
     "batch": "dist.all_gather of .* at `all_gather = dist_wait",
+    "branch": "dist.all_gather of .* at `all_gather = dist_wait",
+    "version": r"rank 0 'pow = aten.pow\(linear, 2\) .*test_failures.py:\d+",
 }
 
 
@@ -126,7 +138,7 @@ def test_survivors_say_who_is_missing(tmp_path: Path, how: str) -> None:
         # who noticed late may see only that others ended because they waited
         assert re.search(SAYS[how], each["message"]) or "waited in vain at" in each["message"], each["message"]
     assert any(re.search(SAYS[how], each["message"]) for each in told.values())
-    if how == "batch":
+    if how in ("batch", "branch"):
         lone = json.loads((tmp_path / f"{VICTIM}.json").read_text())["message"]
         assert re.search("rank 1: ranks did not meet.*rank 0 (is|waited in vain) at all_gather = dist_wait", lone), lone
     if how in ("backward", "save"):

@@ -1,4 +1,5 @@
-"""Masks of truth values in a sharded step: writing by one is a choice, reading by one says what to write instead."""
+"""Masks of truth values in a sharded step: writing by one is a choice, reading by one keeps all rows and counts; who
+writes what was read is told what to write instead."""
 
 from __future__ import annotations
 
@@ -69,10 +70,15 @@ def test_rows_that_do_not_count_keep_their_place(words: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("words", PLANS, ids="·".join)
-@pytest.mark.parametrize("loss", [read_counted, selected, spread])
+@pytest.mark.parametrize("loss", [read_counted, selected])
 def test_rows_whose_number_data_decides(loss: Callable, words: tuple[str, ...]) -> None:
-    line = loss.__code__.co_firstlineno
+    mine, model, batches = trained(loss, words)
+    assert_equal(mine, train_whole(model, loss, batches, "adam", None))
+
+
+def test_rows_that_are_read_and_written() -> None:
+    line = spread.__code__.co_firstlineno
     with pytest.raises(CaptureError, match=r"labels\.where\(mask, -100\)") as raised:
-        trained(loss, words)
+        trained(spread, ("ddp",))
     file, number, _ = str(raised.value).split(":", 2)
     assert __file__.endswith(file) and line < int(number) <= line + 4

@@ -39,11 +39,23 @@ def test_cut_along_every_dimension(name: str) -> None:
     fair(sum((tried(info) for info in named([name])), Counter()))
 
 
+GRADIENTS = (
+    "nn.functional.conv2d", "nn.functional.conv_transpose1d", "nn.functional.linear", "nn.functional.layer_norm",
+    "nn.functional.group_norm", "addmm", "nn.functional.embedding", "nn.functional.max_unpool1d", "prod", "index_add",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_cut_along_every_dimension(name: str) -> None:
+    fair(sum((tried(info, gradients=True) for info in named([name])), Counter()))
+
+
 @pytest.mark.sweep
+@pytest.mark.parametrize("gradients", [False, True], ids=["results", "gradients"])
 @pytest.mark.parametrize("start", range(32))
-def test_all_operators(start: int) -> None:
+def test_all_operators(start: int, gradients: bool) -> None:
     for info in operators()[start::32]:
-        if outcomes := tried(info):
+        if outcomes := tried(info, gradients):
             fair(outcomes)
 
 

@@ -91,7 +91,22 @@ class Single(nn.Module):
         return self.head(tokens + out).view(*ids.shape, -1)
 
 
+class Waves(nn.Module):
+    """Its weights for frequencies are complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+        self.mix = nn.Parameter(torch.randn(8, 8, 4, dtype=torch.complex128) / 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        spectrum = torch.einsum("bik,iok->bok", torch.fft.rfft(x.transpose(1, 2))[..., :4], self.mix)
+        return self.head(x + torch.fft.irfft(spectrum, n=ids.shape[1]).transpose(1, 2))
+
+
 CASES = {
+    "complex weights": (Waves, token_loss),
     "weight norm": (Normed, token_loss),
     "adapters": (adapted, token_loss),
     "moving mean": (Moving, with_more),
@@ -107,6 +122,16 @@ def test_trains_alike(name: str, words: tuple[str, ...]) -> None:
     model, batches, plan = make().double(), token_batches(2), plan_of(words)
     mine = train_mesh(model, loss, batches, dict.fromkeys(plan, 2), plan)
     assert_equal(mine, train_whole(model, loss, batches, "adam", None))
+
+
+@pytest.mark.parametrize("options", [{"optimizer": "sgd"}, {"clip": 0.3}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize("words", [("zero2",), ("zero3", "1f1b")], ids="·".join)
+def test_complex_weights(words: tuple[str, ...], options: dict) -> None:
+    torch.manual_seed(0)
+    model, batches, plan = Waves().double(), token_batches(4), plan_of(words)
+    mine = train_mesh(model, token_loss, batches, dict.fromkeys(plan, 2), plan, **options)
+    how = options.get("optimizer", "adam"), options.get("clip"), options.get("accumulate", 1)
+    assert_equal(mine, train_whole(model, token_loss, batches, *how))
 
 
 class Translator(nn.Module):

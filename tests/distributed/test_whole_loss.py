@@ -121,7 +121,63 @@ def test_sums_and_shares(loss, words: tuple[str, ...], recwarn: pytest.WarningsR
     model, plan = GPT(2).double(), plan_of(words)
     mine = train_mesh(model, loss, batches, dict.fromkeys(plan, 2), plan)
     assert_equal(mine, train_whole(model, loss, batches, "adam", None))
-    assert not any("microbatch" in str(w.message) for w in recwarn)
+    assert not [str(w.message) for w in recwarn if "microbatch" in str(w.message)]
+
+
+class Columns(nn.Module):
+    """Eight columns, and bags of three words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.down = nn.EmbeddingBag(VOCABULARY, 5), nn.Linear(5, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.down(self.up(self.words(ids[:, :3])).tanh())
+
+
+def by_place(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    """Numbers for rows and for columns, made alike."""
+    out = model(ids)
+    each = out.sum(1) * torch.ones(ids.shape[0]) + (out * torch.ones(8)).sum(1)
+    at = out[torch.arange(ids.shape[0]), labels[:, 0] % 8].sum() + out[:, torch.arange(8)].square().sum()
+    return (each.sum() + at) / 7
+
+
+def from_zero(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    """A sum that begins as a zero like its parts, over views that one row has and several rows have not."""
+    out = model(ids)
+    total = out.new_zeros(())
+    for part in out.split(4, 1):
+        total = total + part.reshape(-1).square().sum() / ids.shape[0]
+    return total + (out.view(ids.shape[0], 8).sum() + out.new_zeros(8).sum()) / 8
+
+
+def checked(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    """It asks about variances before it computes."""
+    out = model(ids)
+    return F.gaussian_nll_loss(out, labels.to(out.dtype), out.square() + 1)
+
+
+@pytest.mark.parametrize("loss", [by_place, from_zero, checked])
+@pytest.mark.parametrize(("rows", "microbatches"), [(2, 2), (8, 2), (16, 2)])
+def test_sizes_of_a_batch_may_be_other_sizes_too(
+    loss, rows: int, microbatches: int, recwarn: pytest.WarningsRecorder
+) -> None:  # fmt: skip
+    torch.manual_seed(0)
+    model, batches = Columns().double(), token_batches(2, rows)
+    mine = train_mesh(model, loss, batches, {"pp": 2}, {"pp": "1f1b"}, microbatches=microbatches)
+    assert_equal(mine, train_whole(model, loss, batches, "adam", None))
+    assert not [str(w.message) for w in recwarn if "microbatch" in str(w.message)]
+
+
+def test_a_check_that_others_may_pass_is_named() -> None:
+    def some(model: nn.Module, ids: Tensor) -> Tensor:
+        assert (ids > 3).any()
+        return model(ids).square().mean()
+
+    model, batch = GPT(2), token_batches(1)[0][:1]
+    with pytest.warns(UserWarning, match=r"over a pipeline aten\.any\S* at \S*test_whole_loss.py:\d+"):
+        pipelined_step(model, some, batch, {"pp": 2}, {"pp": "1f1b"}, microbatches=2)
 
 
 ROWS_TOGETHER = {

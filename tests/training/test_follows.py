@@ -195,6 +195,10 @@ class Complex(nn.Module):
         return (F.one_hot(x, 7).to(torch.complex64) @ self.weight).abs()
 
 
-def test_complex_parameters_run_the_optimizers_own_step():
-    step, _ = check_follows(sgd, model=Complex, steps=3)
-    assert "complex" in step.in_parts
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 2}, {"clips": {"clip_norm": 0.1}}, {"keep_grads": True}], ids=str
+)
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+def test_complex_parameters_are_updated_as_pairs(optimizer, options):
+    step, _ = check_follows(optimizer, model=Complex, steps=4, **options)
+    assert not step.in_parts

@@ -117,7 +117,8 @@ def convolution_backward(eqn: Equation) -> Factors | None:
     right = [f"b c{whole} {_spatial(n)}", weight, f"f{whole}"]
     there = [text if v is not None else "" for text, v in zip(right, eqn.outputs, strict=True)]
     words = f"{left} -> {', '.join(there)}"  # gradients that are not asked for are not there
-    return in_words(eqn, words, sums="b f c", linear=((0,),), local=_bias_of_part)
+    # What a bias gets is made of the cotangent alone.
+    return in_words(eqn, words, sums="b f c", alike=((2, "c"),), linear=((0,),), local=_bias_of_part)
 
 
 def _bias_of_part(eqn: Equation, cut: Cut) -> object:

@@ -68,6 +68,7 @@ class Factors:
     instead: frozenset[str] = frozenset()  # what is cut where an axis splits what must be whole; results go back
     around: frozenset[str] = frozenset()  # of what must be whole, that along which operands may go round a ring
     pairs: tuple[tuple[str, str], ...] = ()  # of factors that one axis may cut at once, by sending rows to experts
+    alike: frozenset[tuple[int, str]] = frozenset()  # results that lack a factor and are made of nothing that has it
     cheap: bool = False  # it makes or repeats values at no cost: who needs a part has it made, not cut
 
     def splittable(self, factor: str) -> bool:
@@ -189,6 +190,7 @@ def in_words(
     eqn: Equation,
     *texts: str,
     sums: str = "",
+    alike: Sequence[tuple[int, str]] = (),
     linear: Sequence[Sequence[int]] = (),
     addends: Sequence[int] = (),
     sized: Sequence[int] = (),
@@ -221,6 +223,7 @@ def in_words(
             local=local,
             sized=tuple(sized),
             unread=frozenset(unread.split()),
+            alike=frozenset(alike),
         )
     return None
 

@@ -28,6 +28,8 @@ from tessera.ops.factors.tried import tried
 from tessera.util.names import names
 
 OVER_CLASSES = names("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d nll_loss_forward multi_margin_loss")
+# Of numbers, whatever they are like.
+MADE = names("zeros ones full empty new_zeros new_ones new_full new_empty zeros_like ones_like full_like empty_like")
 ALONG = names("cat split split_with_sizes chunk slice narrow")
 AS_IT_IS = (KEEP_GRAD, ONCE)  # of our own operators, those that change no number
 NONE, MEAN, SUM = 0, 1, 2  # what losses call `reduction`

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from tessera.ir.builder import aten
-from tessera.ir.equation import NOWHERE, Equation, Source, Value, map_values, values_in
+from tessera.ir.check import RAISE_IF
+from tessera.ir.equation import Equation, Source, Value, map_values, values_in
 from tessera.ir.replay import sweep
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import draws, is_pointwise, is_view
@@ -34,10 +35,11 @@ from tessera.ir.trace import Trace
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import arguments, tensors
 from tessera.ops.families import cast
-from tessera.transforms.pipelined.rows import How, Rows, Seen, aligned, how
+from tessera.transforms.pipelined.rows import MADE, How, Rows, Seen, aligned, how
 from tessera.util.names import names
 
 BY_CLASS = names("cross_entropy_loss nll_loss nll_loss_nd")
+BAGS = names("embedding_bag _embedding_bag")  # given rows of equal lengths, where offsets count up
 FILLED = names("full new_full full_like scalar_tensor")
 AFFINE = names("add sub rsub")  # with a number
 ONE = Fraction(1)
@@ -53,11 +55,11 @@ class Written:
 
 def written(
     trace: Trace, whole: Trace, microbatches: int, batch: Sequence[Value], buffers: Collection[Value] = ()
-) -> Written:
-    """`buffers` are inputs that all stages have, such as weights of classes."""
+) -> Written | None:
+    """`buffers` are inputs that all stages have, such as weights of classes. None where the two are no one program."""
     rows = aligned(trace, whole, microbatches)
     if rows is None:
-        return Written(trace, None, (Seen("a program that depends on how many rows there are", NOWHERE),))
+        return None
     given = [*batch, *(v for v in buffers if v not in trace.mutations)]
     walk = _Alignment(trace, whole, rows, given)
     here = walk.run()
@@ -151,7 +153,8 @@ class _Alignment:
                 self.note(eqn, f"{eqn.op} of which row it is")
         if eqn.opname == "arange":
             self.places.update(eqn.results())
-        way = how(eqn, whole, self.rows) if self.rows.has(eqn.inputs()) and not own else How.APART
+        free = own or eqn.opname in MADE or not self.rows.has(eqn.inputs())
+        way = How.APART if free or self.refuses(eqn) else how(eqn, whole, self.rows)
         if way == How.TOGETHER:
             self.note(eqn)
             self.even(here, [self.scale_of(v) for v in tensors(eqn)])
@@ -162,12 +165,31 @@ class _Alignment:
         else:
             self.reduced(eqn, here, way)
 
+    def refuses(self, eqn: Equation) -> bool:
+        """A check that fails for the whole batch where it fails for some microbatch."""
+        when = {"any": True, "all": False}.get(eqn.opname)
+        if when is None or eqn.out in self.rewrite.results:
+            return False
+        return all(user.op is RAISE_IF and user.args[1] is when for user in self.rewrite.users.get(eqn.out, ()))
+
     def own_row(self, eqn: Equation) -> bool:
-        """Every row looks something up in itself."""
+        """Every row looks something up in itself, or sums up its own words."""
+        if eqn.opname in BAGS and isinstance(offsets := eqn.args[2], Value):
+            return self.counts_up(offsets)
         if eqn.opname != "index" or not isinstance(x := eqn.args[0], Value) or x in self.places:
             return False
         at = [d for d, index in enumerate(eqn.args[1]) if index in self.places]  # type: ignore[arg-type]
         return at == self.rows.dims(x)
+
+    def counts_up(self, offsets: Value) -> bool:
+        """As where bags are of one length."""
+        maker = self.rewrite.makers.get(offsets)
+        if maker is not None and maker.opname == "detach":
+            return self.counts_up(maker.args[0])  # type: ignore[arg-type]
+        constant = self.rewrite.trace.constants.get(offsets)
+        if constant is not None:
+            return not constant.diff(n=2).any() and not constant[:1].any()
+        return maker is not None and maker.opname == "arange" and not arguments(maker).get("start")
 
     # --- what the batch alone decides ---
 

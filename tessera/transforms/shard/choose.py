@@ -109,6 +109,8 @@ def _choice(q: Question, labels: Mapping[str, Label]) -> Choice | None:
         marked = any(marks[axis] != PLAIN for axis in axes[factor])
         if (marked or q.rule.shares(factor)) and not _divides(q, factor, axes[factor], marks):
             return None
+        if marked and factor in q.rule.unread:  # it is looked up by the place of a rank's first element
+            return None
         if not _known_before(q.rule, factor):
             return None
     passed = [axis for axis, label in labels.items() if label == PASS]
@@ -127,13 +129,14 @@ def _choice(q: Question, labels: Mapping[str, Label]) -> Choice | None:
             parts += [(axis, how) for f, how in reduced.items() for axis in axes[f]]
         operands.append(lies(v, dims, parts))
     results = []
-    for v, dims in zip(q.results, q.rule.results, strict=True):
+    for i, (v, dims) in enumerate(zip(q.results, q.rule.results, strict=True)):
         if v is None or dims is None:
             results.append(None)
             continue
         has = {f for dim in dims for f in dim}
         there = {axis for f in has for axis in axes.get(f, ())}  # of two factors, either splits a result
-        parts = [(a, how) for f, how in reduced.items() if f not in has for a in axes[f] if a not in there]
+        lacks = [f for f in reduced if f not in has and (i, f) not in q.rule.alike]
+        parts = [(axis, reduced[f]) for f in lacks for axis in axes[f] if axis not in there]
         parts = list(dict.fromkeys(parts))  # of two factors that one axis cuts, both may be summed away
         results.append(lies(v, dims, parts + [(axis, "sum") for axis in passed]))
     return Choice(axes, tuple(operands), tuple(results), {a: m for a, m in marks.items() if m != PLAIN})

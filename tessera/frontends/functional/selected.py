@@ -1,0 +1,97 @@
+"""Rows that a mask selects, `x[mask]`, while a program is traced whose sizes must be known.
+
+In: a block of code that runs under a recorder. What it selects is recorded as `tessera.selected_rows(x, mask)`, with as
+many rows as `Selecting` says: a number that stands for how many there are, another one for each mask. Programs that
+were traced with several such numbers show by their differences where it counts
+(`transforms/selected_rows.py`, which writes them over all rows before anything runs).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tessera.frontends.functional.trace import tracing
+from tessera.ir.decided import decided
+from tessera.ir.equation import Value, map_values
+from tessera.ir.record import Recorder, recording
+from tessera.ir.schema import draws
+from tessera.ir.types import TensorType, contiguous_strides
+from tessera.torch_internals.dispatch import disable_current_modes
+from tessera.transforms.selected_rows import SELECTED
+from tessera.util.errors import CaptureError
+
+SIZES = (99991, 99989, 99971, 99961, 99929, 99923, 99907, 99901)  # primes, which no other size is made of
+
+
+class Selecting(TorchFunctionMode):
+    """`times`: how often the number of rows is counted, or None for one row. `met`: masks, and the number of each."""
+
+    def __init__(self, times: int | None) -> None:
+        super().__init__()
+        self.times, self.met = times, dict[str, int]()
+
+    def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        recorder = recording()
+        if (
+            recorder is not None
+            and tracing()
+            and func in (Tensor.__getitem__, torch.masked_select, Tensor.masked_select)
+        ):
+            x, mask, rest = _asked(func, args, kwargs or {})
+            if isinstance(mask, Tensor) and _fits(x, mask):
+                rows = self.rows(recorder, x, mask)
+                return rows[(slice(None), *rest)] if rest else rows
+        return func(*args, **(kwargs or {}))
+
+    def rows(self, recorder: Recorder, x: Tensor, mask: Tensor) -> Tensor:
+        v = recorder.value(mask)
+        known = decided(recorder.builder, v)
+        if known is not None:
+            with disable_current_modes():
+                places = known.flatten().nonzero().flatten()
+            return x.flatten(0, mask.ndim - 1).index_select(0, places)
+        key = _key(recorder, v)
+        if key not in self.met and len(self.met) == len(SIZES):
+            raise CaptureError(f"x[mask]: expected at most {len(SIZES)} different masks in one program")
+        size = self.met.setdefault(key, SIZES[len(self.met) % len(SIZES)])
+        shape = (1 if self.times is None else size * self.times, *x.shape[mask.ndim :])
+        type_ = TensorType(x.dtype, shape, contiguous_strides(shape), x.device)
+        (out,) = recorder.special(SELECTED, (x, mask), {}, [type_])
+        return out
+
+
+def _asked(func: Callable, args: tuple, kwargs: dict) -> tuple[Tensor, object, tuple]:
+    """What is selected from, the mask, and what else stands behind it in the brackets."""
+    if func is not Tensor.__getitem__:
+        x, mask = args[0], args[1] if len(args) > 1 else kwargs.get("mask")
+        return (*torch.broadcast_tensors(x, mask), ()) if isinstance(mask, Tensor) else (x, None, ())
+    x, index = args
+    if isinstance(index, tuple) and index:
+        plain = not any(isinstance(i, Tensor) or i is None for i in index[1:])
+        return (x, index[0], index[1:]) if plain else (x, None, ())
+    return x, index, ()
+
+
+def _fits(x: Tensor, mask: Tensor) -> bool:
+    return mask.dtype == torch.bool and mask.ndim > 0 and x.shape[: mask.ndim] == mask.shape
+
+
+def _key(recorder: Recorder, v: Value) -> str:
+    """The same text for masks that are made alike."""
+    makers = {out: eqn for eqn in recorder.builder.equations for out in eqn.results()}
+    known: dict[Value, str] = {}
+
+    def text(v: Value) -> str:
+        if v not in known:
+            eqn = makers.get(v)
+            alone = eqn is None or draws(eqn.op, eqn.args, eqn.kwargs)
+            made = v.name if alone else f"{eqn.op}{map_values((eqn.args, eqn.kwargs), text)}{eqn.results().index(v)}"
+            known[v] = hashlib.sha256(made.encode()).hexdigest()
+        return known[v]
+
+    return text(v)

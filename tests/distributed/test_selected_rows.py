@@ -1,0 +1,120 @@
+"""Rows that a mask selects, in a program of all ranks: losses over `x[mask]` are those of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from all_ranks import assert_equal, train_mesh
+from models import VOCABULARY, token_batches
+from steps import pretended, train_whole
+from strategies import plan_of
+from torch import Tensor, nn
+
+import tessera
+from tessera.util.errors import CaptureError
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, 16), nn.Linear(16, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.up(self.words(ids)).tanh()
+
+
+def labelled(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    """As masked language models do: only what is asked for goes through the head; the mask is written three times."""
+    logits = model.head(model(ids)[labels > 20])
+    own = logits.log_softmax(-1).gather(1, labels[labels > 20][:, None])
+    return F.cross_entropy(logits, labels[labels > 20], label_smoothing=0.1) - own.squeeze(1).mean()
+
+
+def counted(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    rows, others = model(ids)[ids > 9], model(ids)[ids <= 5, :4]
+    return rows.square().sum() / rows.shape[0] + others.exp().sum() / max(others.numel(), 1) + others.mean(0).sum()
+
+
+def edges(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    """What the mask leaves out has no logarithm, and lengths of zero."""
+    x = model(ids)
+    logs = torch.masked_select(x, x > 0).log().sum() + (-x[x < 0]).sqrt().sum()
+    return logs / 50 + (x - x.detach())[ids > 9].add(1).norm(dim=-1).mean()
+
+
+def pairs(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    x, mask = model(ids), ids > 9
+    kept, other = F.layer_norm(x[mask], (16,)), torch.zeros_like(x)[mask]
+    ones = kept.new_ones(kept.shape[0])
+    chance = F.binary_cross_entropy_with_logits(x[mask][:, 0], (labels[mask] > 20).to(x.dtype))
+    return (
+        F.mse_loss(kept, other)
+        + F.smooth_l1_loss(x[mask], other, reduction="sum") / 7
+        + (kept[:, 0] * ones).sum()
+        + chance
+    )
+
+
+def whole_rows(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    """Sequences that are selected, none at all, and a part of a matrix that nobody's data decide."""
+    x = model(ids)
+    square = x.flatten(0, 1).T @ x.flatten(0, 1) / ids.numel()
+    off = square[~torch.eye(16, dtype=torch.bool)].sum()
+    return x[(ids > 40).any(1)].mean() + x[ids > 99].sum() + off
+
+
+CASES = [
+    *((loss, ("zero3", "tensor")) for loss in (labelled, counted, edges, pairs, whole_rows)),
+    *((loss, ("zero1", "1f1b")) for loss in (labelled, counted, pairs)),
+]
+
+
+@pytest.mark.parametrize(("loss", "words"), CASES, ids=lambda x: "·".join(x) if isinstance(x, tuple) else x.__name__)
+def test_losses_over_selected_rows(loss, words: tuple[str, ...], recwarn: pytest.WarningsRecorder) -> None:
+    torch.manual_seed(0)
+    model, batches, plan = Words().double(), token_batches(2, 8), plan_of(words)
+    mine = train_mesh(model, loss, batches, dict.fromkeys(plan, 2), plan)
+    assert_equal(mine, train_whole(model, loss, batches, "adam", None))
+    assert not [str(w.message) for w in recwarn if "microbatch" in str(w.message)]
+
+
+def branches(model: Words, ids: Tensor) -> Tensor:
+    rows = model(ids)[ids > 9]
+    return rows.mean() if rows.numel() > 0 else model(ids).sum()
+
+
+REFUSED = {
+    "as many": (branches, "does something else where more rows, or fewer"),
+    "few": (lambda model, ids: model(ids)[ids > 9].mean() * (2 if (ids[ids > 9]).shape[0] > 5 else 3), "of a number"),
+    "few beside rows": (lambda model, ids: (model(ids)[ids > 9] * (2 if len(ids[ids > 9]) > 5 else 3)).sum(), "number"),
+    "at least": (lambda model, ids: (model(ids)[ids > 9] / max(len(ids[ids > 9]), 1)).sum(), "of a number"),
+    "largest": (lambda model, ids: model(ids)[ids > 9].amax(0).sum(), "looks at rows of a mask together"),
+    "first": (lambda model, ids: model(ids)[ids > 9][0].sum(), "looks at rows of a mask together"),
+    "turned": (lambda model, ids: (model(ids)[ids > 9].flip(0) * model(ids)[ids > 9]).sum(), "together"),
+    "joined": (lambda model, ids: model(ids)[ids > 9].reshape(-1).square().sum(), "joins rows of a mask"),
+    "places": (lambda model, ids: (torch.arange((ids[ids > 9]).shape[0]) * 2.0).sum(), "as many as a mask selects"),
+    "a tensor": (lambda model, ids: model(ids).sum() / torch.tensor(1.0 * len(ids[ids > 9])), "a tensor of"),
+    "more": (lambda model, ids: model(ids).sum() / (len(ids[ids > 9]) + 1), "of a number that depends"),
+    "a result": (None, "are a result of the program"),
+}  # fmt: skip
+
+
+class Selected(Words):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids)[ids > 9]
+
+
+@pytest.mark.parametrize(("loss", "says"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_written_over_all_rows_is_refused(loss, says: str) -> None:
+    ids = token_batches(1)[0][0]
+    with (
+        pretended({"dp": 1}) as mesh,
+        pytest.raises(CaptureError, match=rf"test_selected_rows.py:\d+.*{says}.*expected"),
+    ):
+        if loss is None:
+            tessera.jit(Selected(), mesh=mesh, plan="ddp", executors="aten")(ids)
+        else:
+            model = Words()
+            by = torch.optim.SGD(model.parameters())
+            tessera.train_step(model, loss, by, mesh=mesh, plan="ddp", executors="aten")(ids)
