@@ -130,8 +130,8 @@ def _facts(programs: Programs) -> dict[str, object]:
     stored = str(programs.sites[0].keys.dtype).removeprefix("torch.")
     layers = [[x.heads, x.head, x.value_head, x.window] for x in model.layers()]
     return {
-        "version": 1 + programs.deterministic, "vocabulary": model.vocabulary, "longest": model.longest, "stops": list(model.stops),
-        "layers": layers, "stored": stored, "deterministic": programs.deterministic,
+        "version": 1 + programs.deterministic, "vocabulary": model.vocabulary, "longest": model.longest,
+        "stops": list(model.stops), "layers": layers, "stored": stored, "deterministic": programs.deterministic,
     }  # fmt: skip
 
 
