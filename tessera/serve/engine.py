@@ -114,17 +114,15 @@ class Engine:
         )  # fmt: skip
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
+        sizes = block_size, self.memory.blocks
         with memory_plan.in_words(self.memory, bytes_of(self.model)):
-            self._programs = Programs(
-                self.model, block_size, self.memory.blocks, compiled, deterministic, stored, budget
-            )
+            self._programs = Programs(self.model, *sizes, compiled, deterministic, stored, budget)
         self._runner = Runner(
             self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work),
             hurries=step_seconds is not None,
         )  # fmt: skip
         self._ahead = int(where.type == "cuda")  # steps that are launched before the tokens of one are read
         self._flights = deque[Flight]()  # steps under way
-        sizes = block_size, self.memory.blocks
         drafts = None if small is None else Programs(small, *sizes, compiled, False, stored, budget)
         drafter = None if drafts is None else Drafter(drafts, self._draw)
         self._speculation, self._check = Speculation(speculate, drafter), check
