@@ -96,7 +96,7 @@ def test_a_seed_repeats_whatever_else_runs() -> None:
 
 def test_deterministic_answers_are_equal_to_the_bit() -> None:
     """Alone, in crowds, cut into other chunks, after preemption, with and without reuse: one distinct answer."""
-    answers, preempted, reused = zip(*(deterministic("llama", seed) for seed in range(4)), strict=True)
+    answers, preempted, reused = zip(*(deterministic("llama", seed) for seed in (0, 3, 5)), strict=True)
     assert len(set(answers)) == 1 and any(preempted) and any(reused)
 
 
