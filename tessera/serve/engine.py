@@ -55,7 +55,6 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "block_size": (1, 2**16), "budget": (1, 2**20), "most_running": (1, 2**20), "most_waiting": (1, 2**40),
     "longest": (1, 2**40), "step_seconds": (1e-6, 1e6), "speculate": (0, 256),
 }  # fmt: skip
-ALIGNED = 64  # deterministic steps are multiples of this: libraries compute rows at odd ends by other kernels
 
 
 class Engine:
@@ -75,8 +74,7 @@ class Engine:
     cache_dtype   "fp8": keys and values in 8 bits; None: as the model computes them
     speculate     so many tokens are guessed from the text so far and verified together; 0: none
     draft         a smaller model of the same tokens, which guesses instead; as `model`
-    deterministic the same request gives the same bits alone, in a crowd and after preemption; every step then takes as
-                  long as a full one, so choose a small budget
+    deterministic  the same request gives the same bits alone, in a crowd and after preemption
     compiled      False runs the model as it is, to look for faults
     check         compare the books of cache and scheduler after every step
     """
@@ -116,17 +114,16 @@ class Engine:
         )  # fmt: skip
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
-        fixed = -(-budget // ALIGNED) * ALIGNED if deterministic else None
+        sizes = block_size, self.memory.blocks
         with memory_plan.in_words(self.memory, bytes_of(self.model)):
-            self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored, budget)
+            self._programs = Programs(self.model, *sizes, compiled, deterministic, stored, budget)
         self._runner = Runner(
             self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work),
             hurries=step_seconds is not None,
         )  # fmt: skip
         self._ahead = int(where.type == "cuda")  # steps that are launched before the tokens of one are read
         self._flights = deque[Flight]()  # steps under way
-        sizes = block_size, self.memory.blocks
-        drafts = None if small is None else Programs(small, *sizes, compiled, None, stored, budget)
+        drafts = None if small is None else Programs(small, *sizes, compiled, False, stored, budget)
         drafter = None if drafts is None else Drafter(drafts, self._draw)
         self._speculation, self._check = Speculation(speculate, drafter), check
         self.broken = False  # the device failed: nothing more can be computed in this process

@@ -8,7 +8,8 @@ sequences lie in one flat row: `starts` says where each sequence begins in it, `
 its own. Both are custom operators, so they stay whole in a Trace, and `paged_write` is carried out in place.
 
 What stands here is the reference: PyTorch's attention over gathered pages. On a GPU `paged_kernels.py` does the same
-without waiting for the host. A pool in 8 bits holds what was written as float8_e4m3, as near as that comes.
+without waiting for the host, and with `single`, where every query counts by itself, `invariant_kernels.py`. A pool in 8
+bits holds what was written as float8_e4m3, as near as that comes.
 """
 
 from __future__ import annotations
@@ -91,12 +92,14 @@ _attender = torch.library.custom_op(
 
 
 @functools.cache
-def _kernel() -> Callable:
+def _kernel(single: bool) -> Callable:
     """Triton is imported only where a GPU is."""
+    if single:
+        return importlib.import_module("tessera.serve.invariant_kernels").attention
     return importlib.import_module("tessera.serve.paged_kernels").paged_attention
 
 
-_attender.register_kernel("cuda", lambda *args: _kernel()(*args))
+_attender.register_kernel("cuda", lambda *args: _kernel(args[-1])(*args[:-1]))
 _attender.register_fake(lambda q, keys, values, *rest: q.new_empty(q.shape[0], q.shape[1], values.shape[3]))
 
 paged_write = torch.ops.tessera.paged_write

@@ -23,6 +23,7 @@ from tessera.artifact.container import MOST_MEMBER, Container
 from tessera.artifact.loaded import PORTABLE, load
 from tessera.serve.huggingface import tokenizer_of
 from tessera.serve.inputs import BOUNDS, LEAST, Inputs, first_call
+from tessera.serve.invariant import invariant
 from tessera.serve.programs import KEPT, Layer, Programs, Site, kept_as
 from tessera.util.errors import ArtifactError, InputError, OptionError
 from tessera.util.log import log
@@ -52,15 +53,16 @@ class Given(Site):
 class Whole(nn.Module):
     """A step as a module that holds weights and nothing else."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, deterministic: bool):
         super().__init__()
-        self.model = model
+        self.model, self.deterministic = model, deterministic
 
     def forward(
         self, tokens: Tensor, positions: Tensor, starts: Tensor, rows: Tensor | None, places: tuple[Tensor, ...],
         pools: tuple[Tensor, ...],
     ) -> Tensor:  # fmt: skip
-        return self.model.paged_forward(tokens, positions, rows, (starts, positions, *places, *pools))  # type: ignore[operator]
+        with invariant(self.deterministic):
+            return self.model.paged_forward(tokens, positions, rows, (starts, positions, *places, *pools))  # type: ignore[operator]
 
 
 # --- writing ---
@@ -78,10 +80,10 @@ def pack(programs: Programs, path: str | Path, tokenizer: object, targets: str |
     if not isinstance(model, nn.Module):
         raise InputError(f"{path}: a model from an artifact has programs, and no modules that could be exported again")
     given = [Given(site, i) for i, site in enumerate(sites)]
-    whole = Whole(model)
+    whole = Whole(model, programs.deterministic)
     model.take_sites(given)
     try:
-        names = ("mixed",) if programs.fixed is not None else (*KEPT, *_few(programs, targets))
+        names = ("mixed",) if programs.deterministic else (*KEPT, *_few(programs, targets))
         entries = {name: (whole, *_example(programs, name)) for name in names}
         write = importlib.import_module("tessera.artifact.write").write  # the compiler, which reading does without
         write(entries, path, targets, facts={FACTS: _facts(programs)}, members=_tokenizer_files(tokenizer), few=BOUNDS)
@@ -128,8 +130,8 @@ def _facts(programs: Programs) -> dict[str, object]:
     stored = str(programs.sites[0].keys.dtype).removeprefix("torch.")
     layers = [[x.heads, x.head, x.value_head, x.window] for x in model.layers()]
     return {
-        "version": 1, "vocabulary": model.vocabulary, "longest": model.longest, "stops": list(model.stops),
-        "layers": layers, "stored": stored, "deterministic": programs.fixed is not None,
+        "version": 1 + programs.deterministic, "vocabulary": model.vocabulary, "longest": model.longest,
+        "stops": list(model.stops), "layers": layers, "stored": stored, "deterministic": programs.deterministic,
     }  # fmt: skip
 
 
@@ -214,13 +216,17 @@ def _read(container: Container) -> dict:
         raise ArtifactError(f"{container.path}: expected what engine.export wrote, got an artifact of {entries}")
     match facts:
         case {
-            "version": 1, "vocabulary": vocabulary, "longest": longest, "stops": list(stops), "layers": list(layers),
-            "stored": stored, "deterministic": bool(),
+            "version": version, "vocabulary": vocabulary, "longest": longest, "stops": list(stops),
+            "layers": list(layers), "stored": stored, "deterministic": bool(deterministic),
         } if (
+            number(version, 1) and version <= 1 + deterministic and
             number(vocabulary, 1) and (longest is None or number(longest, 1)) and all(map(number, stops))
             and stored in STORED and 0 < len(layers) < 10_000
             and all(isinstance(row, list) and len(row) == 4 and all(map(number, row)) for row in layers)
         ):  # fmt: skip
+            if deterministic and version == 1:
+                told = "deterministic programs whose steps were all of one size; export it again"
+                raise container.wrong(FACTS, told)
             return facts
     raise container.wrong(FACTS, f"expected facts of a language model, version 1, got {str(facts)[:120]}")
 

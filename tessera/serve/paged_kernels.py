@@ -4,8 +4,7 @@ In: the tensors of `tessera::paged_attention`. Out: its result, without waiting 
 shapes alone. A sequence with one new token is split along its length, so that one long sequence and many short ones
 keep all multiprocessors busy, and a second program combines the parts. Where it is split depends on its own position,
 never on who else is there. Sequences with several new tokens are walked in tiles of queries, and long ones are split
-as well where tiles are few: 272 equal programs take twice the time of 264 where 264 run side by side. With `single`
-all are walked in tiles, and none is split: then the order of every sum is the same, however a prompt was cut.
+as well where tiles are few: 272 equal programs take twice the time of 264 where 264 run side by side.
 """
 
 from __future__ import annotations
@@ -186,15 +185,13 @@ def attend_many(
     token_q, head_q, page_k, slot_k, head_k, page_v, slot_v, head_v, columns, heads, parts, sequences,
     GROUP: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALL: tl.constexpr, SPLIT: tl.constexpr,
+    SOFTCAP: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """A tile of neighbouring queries of one sequence over a part of its keys, for the heads that share them. Without
-    ALL, sequences with one new token are left to `attend_one`."""
+    """A tile of neighbouring queries of one sequence over a part of its keys, for the heads that share them.
+    Sequences with one new token are left to `attend_one`."""
     kv, part = tl.program_id(1), tl.program_id(2)
     sequence, begin, end, mine_from = _tile(tl.program_id(0), starts, sequences, ROWS // SHARE)
-    if mine_from >= end:
-        return
-    if not ALL and end - begin == 1:
+    if mine_from >= end or end - begin == 1:
         return
     row, d, dv = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, DV)
     token, head = mine_from + row // SHARE, kv * GROUP + row % SHARE
@@ -210,9 +207,7 @@ def attend_many(
     q_at = q + (token * token_q + head * head_q)[:, None] + d[None, :]
     given = tl.load(q_at, mask=mine[:, None] & (d < HEAD)[None, :], other=0.0)
     whole = first
-    if (
-        not ALL and not WINDOW
-    ):  # with ALL every key goes the same way, so that sums do not depend on how a prompt was cut
+    if not WINDOW:
         lowest = tl.min(tl.where(mine, at, last), 0)
         whole += tl.maximum(0, tl.minimum(last, lowest + 1) - first) // TILE * TILE
     total, weight, top = _walk(
@@ -269,9 +264,9 @@ def _power(n: int) -> int:
 
 def paged_attention(
     q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, starts: Tensor, positions: Tensor, scale: float,
-    window: int, softcap: float, single: bool,
+    window: int, softcap: float,
 ) -> Tensor:  # fmt: skip
-    """What `operators.paged_attention` means, as kernels on the current stream."""
+    """What `operators.paged_attention` means without `single`, as kernels on the current stream."""
     q = q if q.stride(2) == 1 else q.contiguous()
     tokens, heads, head = q.shape
     _, size, groups, value = values.shape
@@ -286,29 +281,28 @@ def paged_attention(
     )  # fmt: skip
     tensors = (q, keys, values, tables, starts, positions, out)
     settings = (scale, window, softcap or 1.0)
-    if not single:
-        parts = min(MOST_PARTS, -(-tables.shape[1] * size // SPLIT))
-        scratch = _scratch(sequences * heads * parts if parts > 1 else 0, shape["DV"], q.device)
-        attend_one[(sequences, groups, parts)](
-            *tensors, *scratch, *settings, *numbers, parts,
-            GROUP=group, ROWS=_power(group), SPLIT=SPLIT, MOST=MOST_PARTS, ONE=parts == 1, **shape,
-            num_warps=WARPS, num_stages=STAGES,
+    parts = min(MOST_PARTS, -(-tables.shape[1] * size // SPLIT))
+    scratch = _scratch(sequences * heads * parts if parts > 1 else 0, shape["DV"], q.device)
+    attend_one[(sequences, groups, parts)](
+        *tensors, *scratch, *settings, *numbers, parts,
+        GROUP=group, ROWS=_power(group), SPLIT=SPLIT, MOST=MOST_PARTS, ONE=parts == 1, **shape,
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    if parts > 1:
+        combine[(sequences, heads)](
+            *scratch, starts, positions, out, window, heads, parts, TILE=TILE, VALUE=value, DV=shape["DV"],
+            WINDOW=window > 0, SPLIT=SPLIT, MOST=MOST_PARTS, num_warps=2,
         )  # fmt: skip
-        if parts > 1:
-            combine[(sequences, heads)](
-                *scratch, starts, positions, out, window, heads, parts, TILE=TILE, VALUE=value, DV=shape["DV"],
-                WINDOW=window > 0, SPLIT=SPLIT, MOST=MOST_PARTS, num_warps=2,
-            )  # fmt: skip
-    if single or tokens != sequences:
+    if tokens != sequences:
         share = 1 << (group - 1).bit_length()
         rows = max(ROWS, share)
         queries = rows // share
         tiles = tokens // queries + sequences
-        parts = 1 if single else _many_parts(-(-tokens // queries) * groups, tables.shape[1] * size)
+        parts = _many_parts(-(-tokens // queries) * groups, tables.shape[1] * size)
         scratch = _scratch(tokens * heads * parts if parts > 1 else 0, shape["DV"], q.device)
         attend_many[(tiles, groups, parts)](
             *tensors, *scratch, *settings, *numbers, parts, sequences,
-            GROUP=group, SHARE=share, ROWS=rows, ALL=single, SPLIT=MANY_SPLIT, **shape, num_warps=WARPS,
+            GROUP=group, SHARE=share, ROWS=rows, SPLIT=MANY_SPLIT, **shape, num_warps=WARPS,
             num_stages=STAGES,
         )  # fmt: skip
         if parts > 1:

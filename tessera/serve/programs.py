@@ -41,6 +41,7 @@ from tessera.serve.inputs import (
     short,
     wide,
 )  # fmt: skip
+from tessera.serve.invariant import invariant, prepare
 from tessera.serve.operators import WHOLE, paged_attention, paged_write
 from tessera.serve.scheduler import UNKNOWN, Answer, Work
 
@@ -118,14 +119,15 @@ def kept_as(model: Paged) -> tuple[torch.device, torch.dtype]:
 class Step(nn.Module):
     """One step as a module. `places` are a table for every group of layers, then the slots for every group."""
 
-    def __init__(self, model: Paged):
+    def __init__(self, model: Paged, deterministic: bool = False):
         super().__init__()
-        self.model = model
+        self.model, self.deterministic = model, deterministic
 
     def forward(
         self, tokens: Tensor, positions: Tensor, starts: Tensor, rows: Tensor | None, places: tuple[Tensor, ...]
     ) -> Tensor:
-        return self.model.paged_forward(tokens, positions, rows, (starts, positions, *places))
+        with invariant(self.deterministic):
+            return self.model.paged_forward(tokens, positions, rows, (starts, positions, *places))
 
 
 def groups_of(layers: Sequence[Layer]) -> list[int]:
@@ -149,16 +151,18 @@ class Program:
 
 class Programs:
     """A model's programs and its pools: `sizes[g]` blocks of `block_size` tokens for each group. Without `compiled`
-    the model runs as it is. With `fixed`, every step is a mixed one of so many tokens and rows, and every query attends
-    by itself: then what is computed of a token depends on its sequence alone, to the bit. `stored`: the pools' type.
-    `sampled` holds the tokens of the latest step, of which there are at most `most`: the next one may read them there,
-    before anybody on the host has."""
+    the model runs as it is. With `deterministic`, what is computed of a token depends on its sequence alone, to the
+    bit: every step is a mixed one, of products and attention whose sums no other sequence changes. `stored`: the pools'
+    type. `sampled` holds the tokens of the latest step, of which there are at most `most`: the next one may read them
+    there, before anybody on the host has."""
 
     def __init__(
-        self, model: Paged, block_size: int, sizes: Sequence[int], compiled: bool = True, fixed: int | None = None,
+        self, model: Paged, block_size: int, sizes: Sequence[int], compiled: bool = True, deterministic: bool = False,
         stored: torch.dtype | None = None, most: int = 2048,
     ):  # fmt: skip
-        self.model, self.fixed = model, fixed
+        self.model, self.deterministic = model, deterministic
+        if deterministic and isinstance(model, nn.Module):
+            prepare()
         self.device, kept = kept_as(model)
         self.block_size, layers = block_size, model.layers()
         empty = torch.empty(0, dtype=stored or kept, device=self.device)  # pools are like it
@@ -168,18 +172,18 @@ class Programs:
         self.sampled = torch.zeros(most, dtype=torch.int64, device=self.device)
         self._tables = Tables(self.groups)
         self.sites = [
-            Site(layer, g, len(windows), sizes[g], block_size, empty, fixed is not None)
+            Site(layer, g, len(windows), sizes[g], block_size, empty, deterministic)
             for layer, g in zip(layers, group, strict=True)
         ]
         model.take_sites(self.sites)
         self.compiled = compiled
         self.by_name = {name: Program(name, self._program(name)) for name in self._names()}
-        self.replayed = "decode" if fixed is None else "mixed"  # the program of which every step is replayed
+        self.single = "mixed" if deterministic else "decode"  # the program of steps of single tokens
         replays = compiled and self.device.type == "cuda"
         self.graphs = Graphs(self._call, self.groups, self.device) if replays else None
 
     def _names(self) -> tuple[str, ...]:
-        if self.fixed is not None:
+        if self.deterministic:
             return ("mixed",)
         few = tuple(getattr(self.model, "few", BOUNDS)) if self.compiled else ()
         if few and importlib.import_module("tessera.ops.rows.limits").runs(self.device):
@@ -190,8 +194,9 @@ class Programs:
         if (ready := getattr(self.model, "program", None)) is not None:
             return ready(name)
         if not self.compiled:
-            return Step(self.model)
-        return importlib.import_module("tessera.just_in_time.api").jit(Step(self.model), fullgraph=True)
+            return Step(self.model, self.deterministic)
+        step = Step(self.model, self.deterministic)
+        return importlib.import_module("tessera.just_in_time.api").jit(step, fullgraph=True)
 
     def explain(self) -> list[str]:
         """What the compiler did with each program; or what a file says that holds them."""
@@ -218,16 +223,14 @@ class Programs:
         as they come, and so are prompts."""
         if self.graphs is None:
             return
-        if self.fixed is None:
-            self._warm_prompts(len(self.sampled), running > 1)
-        most = max(running, self._least)
-        counts = {bucket(n) for n in range(self._least, most + 1)} if self.fixed is None else {self.fixed}
+        self._warm_prompts(len(self.sampled), running > 1)
+        counts = {self._bucket(n) for n in range(self._least, max(running, self._least) + 1)}
         for rows in sorted(counts, reverse=True):
-            sizes = Sizes(rows, rows + (self.fixed is not None), wide(LEAST), rows)
+            sizes = self._singles(rows, LEAST)
             flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
             Inputs.of(flat, sizes, self.groups).starts[:] = torch.arange(sizes.sequences + 1).clamp(max=rows)
             for _ in range(2):  # the first time gets kernels ready
-                self.run(self.replayed, Filled(sizes, flat, True))
+                self.run(self.single, Filled(sizes, flat, True))
 
     def _warm_prompts(self, longest: int, every: bool) -> None:
         lengths = {longest >> i for i in range(longest.bit_length())}
@@ -289,9 +292,9 @@ class Programs:
         """Which program takes these works, and what it is called with. `coming`: the rows of the step before that give
         tokens which are not known."""
         counts = [len(work.tokens) for work in works]
-        single = max(counts) == 1
-        name = "decode" if single and self.fixed is None and list(rows) == list(range(len(works))) else "mixed"
-        sizes, again = self._sizes(works, counts, len(rows), name)
+        single = max(counts) == 1 and list(rows) == list(range(len(works)))
+        name = self.single if single else "mixed"
+        sizes, again = self._sizes(works, counts, len(rows), single)
         flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64, pin_memory=self.device.type == "cuda")
         given = Inputs.of(flat, sizes, self.groups)
         tokens, positions, starts, asked = (part.numpy() for part in given[:4])
@@ -314,25 +317,33 @@ class Programs:
             slots[:count] = known[sequence, at] * self.block_size + inside
         return name, Filled(sizes, flat, again)
 
-    def _sizes(self, works: Sequence[Work], counts: Sequence[int], rows: int, name: str) -> tuple[Sizes, bool]:
+    def _sizes(self, works: Sequence[Work], counts: Sequence[int], rows: int, single: bool) -> tuple[Sizes, bool]:
         """How large a step is, and whether it is one of those that are replayed."""
         columns = max(LEAST, *(len(blocks) for work in works for blocks in work.sequence.table.blocks))  # type: ignore[union-attr]
-        least = self._least if name == "decode" else LEAST
-        tokens, sequences = max(sum(counts), least), max(len(works), least)
-        if again := self.graphs is not None and name == self.replayed:
-            sequences, columns = bucket(sequences), wide(columns)
-        if self.fixed is not None:  # one sequence more than tokens, for those that are missing
-            return Sizes(self.fixed, self.fixed + 1, columns, self.fixed), again
-        if name == "decode":
-            return Sizes(sequences, sequences, columns, sequences), again
-        rows, least = max(rows, LEAST), 1
+        tokens, sequences = sum(counts), len(works)
+        if single:
+            return self._singles(tokens, columns), self.graphs is not None
+        if self.graphs is not None and (sizes := short(max(tokens, LEAST), sequences, columns, rows)) is not None:
+            return sizes, True
+        tokens, sequences, columns, rows = (max(size, LEAST) for size in (tokens, sequences, columns, rows))
+        least = 1
         if self.graphs is not None:
-            if (sizes := short(tokens, sequences, columns, rows)) is not None:
-                return sizes, True
             tokens, sequences, columns, rows = map(padded, (tokens, sequences, columns, rows))
             least = STEADY
+        elif self.deterministic:
+            tokens, rows = padded(tokens), padded(rows)
         if tokens > sum(counts) and len(works) == sequences:
             sequences += least
         if tokens == sequences and max(counts) > 1:
             sequences += least  # as many sequences as tokens: kernels take that for one token each
         return Sizes(tokens, sequences, columns, rows), False
+
+    def _singles(self, tokens: int, columns: int) -> Sizes:
+        """The sizes of a step of single tokens."""
+        tokens = self._bucket(tokens)
+        columns = columns if self.graphs is None else wide(columns)
+        return Sizes(tokens, tokens + self.deterministic, columns, tokens)  # a mixed step: one sequence of nobody
+
+    def _bucket(self, tokens: int) -> int:
+        tokens = max(tokens, self._least) if self.graphs is None else bucket(max(tokens, self._least))
+        return padded(tokens) if self.deterministic else tokens

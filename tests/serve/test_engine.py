@@ -96,7 +96,7 @@ def test_a_seed_repeats_whatever_else_runs() -> None:
 
 def test_deterministic_answers_are_equal_to_the_bit() -> None:
     """Alone, in crowds, cut into other chunks, after preemption, with and without reuse: one distinct answer."""
-    answers, preempted, reused = zip(*(deterministic("llama", seed) for seed in range(4)), strict=True)
+    answers, preempted, reused = zip(*(deterministic("llama", seed) for seed in (0, 3, 5)), strict=True)
     assert len(set(answers)) == 1 and any(preempted) and any(reused)
 
 
@@ -110,7 +110,8 @@ def deterministic(name: str, seed: int) -> tuple[tuple, int, int]:
     """One request beside others, with log-probabilities to the bit; preemptions, and tokens that were reused."""
     draw, prompt = Random(seed), tuple(range(3, 33))
     served = engine(
-        name, deterministic=True, budget=8, reuse=seed % 2 == 0, speculate=draw.choice([0, 2]),
+        name, deterministic=True, budget=draw.choice([5, 8, 24, 200]), reuse=seed % 2 == 0,
+        speculate=draw.choice([0, 2]),
         memory=4 * 14 * token_bytes(name) if seed % 4 < 2 else 2**22,
     )  # fmt: skip
     served._ahead = int(seed % 3 > 0)

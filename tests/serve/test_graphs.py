@@ -11,7 +11,7 @@ from families import differences, engine_of, model
 
 from tessera.serve.engine import Engine
 from tessera.serve.graphs import Graphs
-from tessera.serve.inputs import bucket, short, wide
+from tessera.serve.inputs import bucket, padded, short, wide
 
 
 class Replayed:
@@ -55,14 +55,15 @@ def test_replayed_steps_give_the_same_tokens(broken: bool) -> None:
 
 
 def test_deterministic_steps_are_replayed_too() -> None:
-    """They are all of one size, whatever runs."""
+    """They are of few sizes as well, and give the same bits."""
     prompts = [[5, 6, 7, 8, 9, 10, 11], [3], [12, 13, 14]]
     plain, cuda = (Engine(model("llama"), memory=2**22, compiled=False, deterministic=True, budget=8) for _ in range(2))
     graphs = replaying(cuda, played := Replayed())._programs.graphs
-    cuda.warm()
+    cuda.warm(20)
+    assert played.captures == len({padded(bucket(n)) for n in range(1, 21)}) == 2
     told = [engine.generate(prompts, max_tokens=9, temperature=0.8, seed=3, logprobs=0) for engine in (plain, cuda)]
     assert [a.logprobs for a in told[0]] == [a.logprobs for a in told[1]]
-    assert graphs is not None and played.captures == len(graphs.captured) == 1
+    assert graphs is not None and played.captures == len(graphs.captured) == 3  # and prompts, the second time
 
 
 def test_warming_captures_every_size() -> None:

@@ -38,3 +38,9 @@ def test_a_body_that_is_late_large_or_wrong_is_refused(parts: list[bytes], ends:
 
 def test_a_body_in_parts() -> None:
     assert asyncio.run(body_of({"content-length": "7"}, sent([b'{"a"', b":1}"], True), 64, 60.0)) == {"a": 1}
+
+
+def test_a_body_that_is_packed_is_refused_before_it_is_read() -> None:
+    with pytest.raises(HttpError, match="as it is, got content-encoding: gzip") as raised:
+        asyncio.run(body_of({"content-encoding": "gzip"}, sent([], False), 64, 60.0))
+    assert raised.value.status == 415

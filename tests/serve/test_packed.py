@@ -60,6 +60,20 @@ def test_the_same_answers_and_no_compiling(plain: Engine, file: Path, monkeypatc
         assert tuple(engine.programs) == KEPT  # those for few sequences are for other devices
 
 
+def test_deterministic_files_keep_their_promise(where: Path, tmp_path: Path) -> None:
+    given = Engine(where, memory="4MB", compiled=False, deterministic=True)
+    given.export(path := tmp_path / "same.tess")
+    engine = Engine(path, memory="4MB", block_size=4, deterministic=True)
+    settings = {"max_tokens": 8, "temperature": 0.8, "seed": 3, "logprobs": 0}
+    wanted = given.generate(PROMPTS, **settings)
+    together = engine.generate(PROMPTS, **settings)
+    alone = [engine.generate([prompt], **settings)[0] for prompt in PROMPTS]
+    assert [a.logprobs for a in together] == [a.logprobs for a in alone]
+    assert [a.tokens for a in together] == [a.tokens for a in wanted] and [*engine.programs] == ["mixed"]
+    with pytest.raises(ArtifactError, match="steps were all of one size; export it again"):
+        Packed(changed(path, tmp_path / "old.tess", "version", 1))
+
+
 def test_the_compiler_is_not_imported(file: Path) -> None:
     names = ("tessera.pipeline", "tessera.just_in_time", "xdsl", "llvmlite")
     code = f"""import sys
@@ -130,13 +144,17 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_facts_are_checked(file: Path, tmp_path: Path, name: str, value: object) -> None:
-    path = tmp_path / "changed.tess"
+    with pytest.raises(ArtifactError, match="serve: expected facts of a language model"):
+        Packed(changed(file, tmp_path / "changed.tess", name, value))
+
+
+def changed(file: Path, path: Path, name: str, value: object) -> Path:
+    """The facts of a file, one of them changed."""
     with Container.open(file) as container, Writer(path) as writer:
         manifest = {key: x for key, x in container.manifest.items() if key != "members"}
         manifest["serve"] = {**manifest["serve"], name: value}
         writer.finish(manifest, own_tag)
-    with pytest.raises(ArtifactError, match="serve: expected facts of a language model"):
-        Packed(path)
+    return path
 
 
 def test_a_model_with_experts(tmp_path: Path) -> None:

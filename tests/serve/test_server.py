@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -135,6 +136,25 @@ def test_tokens_that_are_parts_of_characters_are_told_apart(client: openai.OpenA
         assert token.startswith("bytes:") or whole.text[offset:].startswith(token.strip("\ufffd"))
 
 
+def test_stops_are_found_across_tokens_streamed_and_whole(client: openai.OpenAI, engine: Engine) -> None:
+    """At every place of a text, of several lengths, among others: what comes before is the answer, no letter more."""
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "logprobs": 0}
+    (full,) = engine.generate(PROMPT, max_tokens=40, temperature=0)
+    crossed = 0
+    for start, length in itertools.product(range(0, len(full.text) - 3, 2), (2, 3)):
+        stop = full.text[start : start + length]
+        if "\ufffd" in stop:
+            continue
+        wanted = full.text[: full.text.index(stop)]
+        whole = client.completions.create(**asked, stop=["@@@", stop]).choices[0]
+        chunks = [c.choices[0] for c in client.completions.create(**asked, stop=stop, stream=True)]
+        assert whole.text == "".join(c.text for c in chunks) == wanted, stop
+        assert whole.finish_reason == chunks[-1].finish_reason == "stop"
+        assert len(whole.logprobs.tokens) == sum(len(c.logprobs.tokens) for c in chunks if c.logprobs)
+        crossed += not any(stop in token for token in whole.logprobs.tokens)
+    assert crossed > 2
+
+
 def test_stops_and_bias(client: openai.OpenAI, engine: Engine) -> None:
     (full,) = engine.generate(PROMPT, max_tokens=20, temperature=0)
     stop = full.text[3:5]
@@ -196,11 +216,19 @@ def test_many_clients_at_once(server: Served, engine: Engine) -> None:
          "messages[1].wishes"),
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, 400,
          "messages[0].tool_calls"),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]}, 400,
+         "messages[0].tool_calls"),
+        ("/v1/chat/completions", {"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 3, "max_completion_tokens": 5}, 400,
+         "max_completion_tokens"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "zq" * 400}]}, 400, "messages"),
         ("/detokenize", {"tokens": "no"}, 400, "tokens"),
         ("/detokenize", {"tokens": [10**7]}, 400, "tokens"),
         ("/detokenize", {"tokens": [1], "wishes": 1}, 400, "wishes"),
         ("/tokenize", {"prompt": 3}, 400, "prompt"),
+        ("/tokenize", {"prompt": ["a", "b"]}, 400, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": CHAT}, 400, "prompt"),
+        ("/v1/models", {}, 405, None),
         ("/v1/nothing", {}, 404, None),
         ("/v1/completions/", {}, 404, None),
     ],

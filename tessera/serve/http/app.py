@@ -239,6 +239,7 @@ def _refusal(error: Exception) -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", 404)
-    told = HttpError(f"{request.method} {request.url.path}: there is no such endpoint", status=status)
-    return JSONResponse(told.body, status, getattr(error, "headers", None))
+    status, headers = getattr(error, "status_code", 404), getattr(error, "headers", None) or {}
+    what = f"expected {headers['Allow']}" if "Allow" in headers else "there is no such endpoint"
+    told = HttpError(f"{request.method} {request.url.path}: {what}", status=status)
+    return JSONResponse(told.body, status, headers)

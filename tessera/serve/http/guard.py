@@ -57,9 +57,10 @@ class Guard:
 async def body_of(headers: Mapping[str, str], stream: AsyncIterable[bytes], most: int, seconds: float) -> object:
     """The body as JSON, never more of it than may be, nor waited for longer."""
     too_large = HttpError(f"expected a body of at most {most} bytes", status=413, code="body_too_large")
-    stated = headers.get("content-length", "0")
-    if stated.isdecimal() and int(stated) > most:
+    if (stated := headers.get("content-length", "0")).isdecimal() and int(stated) > most:
         raise too_large
+    if (coding := headers.get("content-encoding", "identity")) != "identity":
+        raise HttpError(f"expected a body as it is, got content-encoding: {coding[:40]}", status=415)
     read = bytearray()
     try:
         async with asyncio.timeout(seconds):

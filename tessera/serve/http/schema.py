@@ -114,6 +114,8 @@ class Reader:
         given: Message = {}
         for name, right in _settings(self.limits).items():
             if (value := self.take(name, right)) is not None:
+                if name == "max_completion_tokens" and "max_tokens" in given:
+                    raise HttpError(f"{name}: expected it or max_tokens, not both", name)
                 given["max_tokens" if name == "max_completion_tokens" else name] = value
         given["stop"] = self._stops()
         most = self.limits.bias
@@ -234,13 +236,13 @@ def messages_of(value: object, limits: Limits) -> list[Message]:
             raise HttpError(f"{where}: expected an object with role and content", where)
         given = {name: value for name, value in one.items() if value not in (None, [])}
         given["content"] = _content(one.get("content"))
+        if unknown := sorted(given.keys() - set(MESSAGE)):
+            at = f"{where}.{unknown[0]}"
+            raise HttpError(f"{at}: expected nothing, since it is not supported", at, code="unknown_parameter")
         for name in MESSAGE:
             if not isinstance(given.get(name, ""), str):
                 told = "a text, or parts of type text" if name == "content" else "a text"
                 raise HttpError(f"{where}.{name}: expected {told}", f"{where}.{name}")
-        if unknown := sorted(given.keys() - set(MESSAGE)):
-            at = f"{where}.{unknown[0]}"
-            raise HttpError(f"{at}: expected nothing, since it is not supported", at, code="unknown_parameter")
         length += sum(map(len, given.values()))
         texts.append(given)
     if length > limits.prompt:
@@ -252,11 +254,11 @@ def tokens_of(body: object, served: str, limits: Limits) -> Message:
     """`/tokenize`: a prompt or messages."""
     reader = Reader(body, served, limits, "prompt", "messages")
     reader.done()
-    if "messages" in reader.body:
+    if "messages" in reader.body and "prompt" not in reader.body:
         return messages_of(reader.body["messages"], limits)[0]
     asked = prompts_of(reader.body.get("prompt"), limits)
-    if len(asked) != 1:
-        raise HttpError(f"prompt: expected one, got {len(asked)}", "prompt")
+    if len(asked) != 1 or "messages" in reader.body:
+        raise HttpError("prompt: expected one prompt, or messages in its place", "prompt")
     return asked[0]
 
 

@@ -70,8 +70,7 @@ def llama(place: Place) -> Iterator[Measured]:
 
 
 def deterministic(place: Place) -> Iterator[Measured]:
-    """Every step has as many rows as sequences run, so prompts pass in small pieces."""
-    yield from crowd("deterministic", QWEN, 17_000, place, deterministic=True, budget=256)
+    yield from crowd("deterministic", QWEN, 17_000, place, deterministic=True)
 
 
 def fp8(place: Place) -> Iterator[Measured]:
