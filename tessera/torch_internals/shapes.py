@@ -100,6 +100,11 @@ def new_guards(env: ShapeEnv) -> Iterator[list]:
         env.__dict__.pop(_NOTES, None)
 
 
+def learned(size: Any) -> int | None:
+    """A number that changes when a symbol turns out to be another size or a number; None where nobody counts that."""
+    return getattr(getattr(size.node, "shape_env", None), "_replacements_version_counter", None)
+
+
 _NOTES = "_tessera_notes"
 
 
