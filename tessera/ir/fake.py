@@ -34,7 +34,7 @@ from tessera.torch_internals.dispatch import (
     no_python_dispatcher,
 )
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode, without_cache
-from tessera.torch_internals.memory import storage_id
+from tessera.torch_internals.memory import lazy_clone, storage_id
 from tessera.torch_internals.operators import OpOverload, op_name, op_schema, suggest_memory_format
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
@@ -328,11 +328,22 @@ def fakes_of(types: Iterable[TensorType], mode: FakeTensorMode) -> list[FakeTens
     """Plain ones are made without asking the mode, in a fifth of the time where sizes are known."""
     with disable_current_modes(), BelowAutograd(), no_python_dispatcher():
         return [
-            FakeTensor(mode, torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device="meta"), t.device)
+            FakeTensor(mode, _empty(t, mode.shape_env), t.device)
             if t.layout is torch.strided and t.bits == (False, False)
             else _fake_by_mode(t, mode)
             for t in types
         ]
+
+
+def _empty(t: TensorType, env: shapes.ShapeEnv | None) -> torch.Tensor:
+    """A tensor that holds nothing. What PyTorch works out of symbolic sizes, in half a millisecond, it copies from
+    the first of the type."""
+    if env is None or not t.is_symbolic:
+        return torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device="meta")
+    firsts, key = shapes.notes(env, "empty"), t.key()
+    if key not in firsts:
+        firsts[key] = torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device="meta")
+    return lazy_clone(firsts[key])
 
 
 def _fake_by_mode(t: TensorType, mode: FakeTensorMode) -> FakeTensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tessera.ir import fake
-from tessera.ir.types import SYMBOLIC, TensorType, type_of
+from tessera.ir.types import SYMBOLIC, TensorType, size_key, type_of
 from tessera.torch_internals import pytree, shapes
 from tessera.torch_internals.dispatch import no_python_dispatcher
 from tessera.torch_internals.fake import FakeTensor, shown_as
@@ -55,7 +55,8 @@ def remembered(rule: Callable, op: OpOverload, tensors: Sequence[torch.Tensor], 
         if env is None or shapes.suppresses_guards(env) or not all(map(_has_hints, pytree.tree_leaves(types))):
             return rule(*args, **kwargs)
         memory = shapes.notes(env, "outcomes")
-    key = (*fake.call_key(op, *types), symbolic and _begins(tensors))
+    # A type does not say where a tensor begins in its memory, and views of it lie there too.
+    key = (*fake.call_key(op, *types), symbolic and tuple(map(_begin, tensors)))
     if (known := memory.get(key)) is not None:
         return known.again(tensors)
     out = rule(*args, **kwargs)
@@ -70,9 +71,8 @@ def _has_hints(x: object) -> bool:
     return all(n.node.has_hint() for n in sizes if isinstance(n, SYMBOLIC))
 
 
-def _begins(tensors: Sequence[torch.Tensor]) -> bool:
-    """Each at the beginning of its memory. A type does not say where it lies there, and views of it lie there too."""
-    return all(x.layout is torch.strided and type(n := x.storage_offset()) is int and n == 0 for x in tensors)
+def _begin(x: torch.Tensor) -> object:
+    return size_key(x.storage_offset()) if x.layout is torch.strided else None
 
 
 def _outcome(out: object, tensors: Sequence[torch.Tensor], symbolic: bool) -> Outcome | None:
@@ -86,7 +86,7 @@ def _outcome(out: object, tensors: Sequence[torch.Tensor], symbolic: bool) -> Ou
     if len(memory) == len(results) and memory.isdisjoint(given):
         kept = not any(t.offset or (t.is_symbolic and not symbolic) for t in types)
         return Outcome(kind, types, shows=False) if kept else None
-    if not symbolic or len(tensors) > 1 or memory != given or not _begins(tensors):
+    if not symbolic or len(tensors) > 1 or memory != given or tensors[0].layout is not torch.strided:
         return None
     plain = all(t.dtype == tensors[0].dtype and t.bits == type_of(tensors[0]).bits for t in types)  # type: ignore[union-attr]
     same = any(x is tensors[0] for x in results)

@@ -117,23 +117,20 @@ class TensorType:
     offset: Size = 0
     bits: tuple[bool, bool] = (False, False)  # lazy conjugate, lazy negative
     placement: Placement | None = None  # where it lies on a mesh; `shape` is that of one rank
-    _key: tuple | None = field(
-        default=None, init=False, repr=False
-    )  # `key()` of a type without symbols, once asked for
+    _key: tuple | None = field(default=None, init=False, repr=False)  # `key()`, once asked for
+    _asked: tuple[Size, int] | None = field(default=None, init=False, repr=False)  # a symbol, how much was known then
 
     def key(self) -> tuple:
-        if self._key is not None:
+        if self._key is not None and (self._asked is None or shapes.learned(self._asked[0]) == self._asked[1]):
             return self._key
-        key = (
-            self.dtype,
-            tuple(map(size_key, self.shape)),
-            tuple(map(size_key, self.stride)),
-            self.device,
-            self.layout,
-            self.bits,
-        )
-        if not self.is_symbolic:
+        shape, stride = tuple(map(size_key, self.shape)), tuple(map(size_key, self.stride))
+        key = (self.dtype, shape, stride, self.device, self.layout, self.bits)
+        symbols = [size for size in (*self.shape, *self.stride) if type(size) is not int]
+        count = shapes.learned(symbols[0]) if symbols else None
+        # That a size which is 1 is always 1 may follow from a condition, and those are not counted.
+        if not symbols or (count is not None and 1 not in map(size_hint, symbols)):
             object.__setattr__(self, "_key", key)
+            object.__setattr__(self, "_asked", None if count is None else (symbols[0], count))
         return key
 
     def lies_like(self, other: TensorType) -> bool:

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from tessera.frontends.onnx.proto import onnx as _onnx  # noqa: F401  (first: it says what to install)
+from tessera.util.garbage import collection_paused
 
 if TYPE_CHECKING:
     from tessera.exporters.onnx.errors import ExportError
@@ -36,5 +37,6 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'tessera.onnx' has no attribute {name!r}")
-    public = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    with collection_paused():
+        public = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
     return public

@@ -28,6 +28,7 @@ from tessera.torch_internals import pytree
 from tessera.torch_internals.dispatch import is_any_autocast_enabled
 from tessera.torch_internals.dynamo import compile_lock
 from tessera.util.config import config
+from tessera.util.garbage import collection_paused
 
 Values = Mapping[str, object]
 Entry = Callable[[Sequence[object]], dict[str, object]]
@@ -53,7 +54,7 @@ class Compiler:
         key = (_key(leaves), tuple((n, _contents(inputs[n])) for n in sorted(part.read)))
         entry = part.entries.get(key)
         if entry is None:
-            with compile_lock:
+            with compile_lock, collection_paused():
                 entry = part.entries.get(key) or self.make(part, inputs, constants, leaves, key, device)
             if entry is None:
                 return None

@@ -43,7 +43,7 @@ class Shortened:
 
 def shortened(captured: Captured) -> Shortened | None:
     """The program without most of the repeats of one run of layers."""
-    if captured.trace.symbols or captured.placed:
+    if captured.placed or not {v for v, _ in captured.trace.symbols.values()} <= set(captured.trace.inputs):
         return None
     trace = inline(captured.trace)
     numbers = [(number(eqn), eqn.tags) for eqn in trace.equations]
@@ -90,7 +90,7 @@ def _turns(trace: Trace, run: Repeats) -> dict[Value, set[int]]:
 def _alike(chain: Chain, captured: Captured, trace: Trace) -> bool:
     """Inputs that only their layer's equations read, and that the caller treats alike."""
     places = {v: i for i, v in enumerate(trace.inputs)}
-    outputs = set(values_in(trace.outputs))
+    outputs = {*values_in(trace.outputs), *(v for v, _ in trace.symbols.values())}
     if not chain.before or any(v not in places or v in outputs for v in chain.values):
         return False
     numbers = [places[v] for v in chain.values]

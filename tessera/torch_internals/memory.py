@@ -13,6 +13,7 @@ from tessera.torch_internals.lookup import symbol
 _ALLOCATE = "allocating the results of kernels"
 empty_cpu: Callable[..., torch.Tensor] = symbol("torch._C._dynamo.guards._empty_strided_cpu", _ALLOCATE)
 empty_cuda: Callable[..., torch.Tensor] = symbol("torch._C._dynamo.guards._empty_strided_cuda", _ALLOCATE)
+lazy_clone: Callable[[torch.Tensor], torch.Tensor] = symbol("torch._lazy_clone", "fake tensors of symbolic sizes")
 _use_count = symbol("torch._C._storage_Use_Count", "telling whether somebody holds a CUDA graph's result")
 
 

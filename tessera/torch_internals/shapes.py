@@ -100,6 +100,12 @@ def new_guards(env: ShapeEnv) -> Iterator[list]:
         env.__dict__.pop(_NOTES, None)
 
 
+def learned(size: Any) -> int | None:
+    """A number that changes when a symbol turns out to be another size or a number; None where nobody counts that."""
+    env = getattr(getattr(size, "node", None), "shape_env", None)  # sizes of an artifact are formulas, without one
+    return getattr(env, "_replacements_version_counter", None)
+
+
 _NOTES = "_tessera_notes"
 
 

@@ -73,13 +73,39 @@ def test_programs_over_symbols(mode: FakeTensorMode, name: str) -> None:
         assert (storage_id(a) == storage_id(x)) == (storage_id(b) == storage_id(other)) == ("view" in name)
 
 
-def test_a_view_of_what_begins_later_is_made_by_its_rule(mode: FakeTensorMode) -> None:
+def test_a_view_is_known_again_where_its_tensor_begins_alike(mode: FakeTensorMode) -> None:
+    ran: list[int] = []
+
+    def rule(*args: object) -> object:
+        ran.append(1)
+        return aten.slice.Tensor(*args)
+
     x = of_any_size(mode, 5, 7, 6)
     with mode, fake.symbolic_rules():
-        whole = remembered(aten.slice.Tensor, aten.slice.Tensor, [x], (x, 2, 1), {})
-        y = torch.ops.aten.as_strided.default(x, x.shape, x.stride(), 1)
-        later = remembered(aten.slice.Tensor, aten.slice.Tensor, [y], (y, 2, 1), {})
-    assert (whole.storage_offset(), later.storage_offset()) == (1, 2)  # type: ignore[attr-defined]
+        starts = []
+        for start in (0, 1, x.stride(0), 1, x.stride(0)):
+            y = torch.ops.aten.as_strided.default(x, x.shape, x.stride(), start)
+            starts.append(remembered(rule, aten.slice.Tensor, [y], (y, 2, 1), {}).storage_offset())  # type: ignore[attr-defined]
+    keys = [*map(size_key, starts)]
+    assert keys[:2] == [1, 2] and keys[3:] == keys[1:3] and keys[2] not in (1, 2) and len(ran) == 3
+
+
+def test_tensors_of_a_type_have_memories_of_their_own(mode: FakeTensorMode) -> None:
+    t = type_of(of_any_size(mode, 5, 7, 6))
+    one, other = fake.fakes_of((t, t), mode)
+    assert type_of(one) == type_of(other) == t and storage_id(one) != storage_id(other)
+    with mode:
+        one.add_(1)
+        assert storage_id(one.view(-1)) == storage_id(one) != storage_id(other)
+
+
+def test_a_type_learns_what_its_symbols_are(mode: FakeTensorMode) -> None:
+    x = of_any_size(mode, 5, 7, 6)
+    t = type_of(x)
+    before = t.key()
+    assert t.key() is before
+    assert x.shape[0] == 5  # a condition: from now on it is a number
+    assert t.key() != before and t.key()[1][0] == 5
 
 
 def test_conditions_are_found_as_often_as_they_are_asked_for(mode: FakeTensorMode) -> None:

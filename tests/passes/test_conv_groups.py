@@ -51,9 +51,9 @@ def test_without_gradients(name: str) -> None:
     assert convolutions(fast) == (layer.groups if name in SPLIT else 1)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("bias", [False, True])
-def test_single_pixels_are_one_product(batch: int, bias: bool) -> None:
+@pytest.mark.parametrize(("batch", "bias", "arm"), [(1, False, True), (3, True, True), (1, True, False)])
+def test_single_pixels_are_one_product(batch: int, bias: bool, arm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv_groups, "without_groups", lambda: arm)
     net = nn.Sequential(nn.Conv2d(24, 12, 1, groups=4, bias=bias), nn.ReLU(), nn.Conv2d(12, 30, 1, groups=6, bias=bias))
     x = torch.randn(batch, 24, 5, 7)
     fast = tessera.jit(net, executors=["tile", "aten"], strict=True)
@@ -63,6 +63,15 @@ def test_single_pixels_are_one_product(batch: int, bias: bool) -> None:
     assert got.stride() == want.stride()
     names = [eqn.opname for eqn in tessera.stages(fast)[-1].trace.equations]
     assert names.count("bmm") == 2 and not convolutions(fast)
+
+
+def test_wider_ones_are_left_to_a_library_that_knows_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv_groups, "without_groups", lambda: False)
+    layer, x = SPLIT["two groups"](), torch.randn(2, 32, 6, 6)
+    fast = tessera.jit(layer, executors=["tile", "aten"], strict=True)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), layer(x))
+    assert convolutions(fast) == 1
 
 
 def test_channels_side_by_side() -> None:

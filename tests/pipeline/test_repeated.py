@@ -124,22 +124,29 @@ def wiring(compilation: Compilation, programs: list[Program] | None = None) -> l
     return lines
 
 
-def run(model: nn.Module, x: Tensor, executors: list[str] | None) -> None:
+def run(model: nn.Module, x: Tensor, executors: list[str] | None, dynamic: bool) -> None:
     torch.manual_seed(3)
-    tessera.jit(model, executors=executors, strict=True)(x.clone()).square().sum().backward()
+    tessera.jit(model, executors=executors, strict=True, dynamic=dynamic)(x.clone()).square().sum().backward()
 
 
 @pytest.mark.parametrize(
-    "name, executors",
-    [("linear", None), ("dropout", ["aten"]), ("attention", ["aten"]), ("two kinds", ["aten"])],
+    "name, executors, dynamic",
+    [
+        ("linear", None, False),
+        ("linear", None, True),
+        ("dropout", ["aten"], False),
+        ("attention", ["aten"], False),
+        ("attention", ["aten"], True),
+        ("two kinds", ["aten"], False),
+    ],
 )
-def test_programs_are_those_of_every_layer(name, executors, compiled, monkeypatch):
+def test_programs_are_those_of_every_layer(name, executors, dynamic, compiled, monkeypatch):
     make, shape = MODELS[name]
     model, x = make(), given(*shape)
     whole = copy.deepcopy(model)
-    run(model, x, executors)
+    run(model, x, executors, dynamic)
     monkeypatch.setattr(Compilation, "shortens", False)
-    run(whole, x, executors)
+    run(whole, x, executors, dynamic)
     short, every = compiled
     assert short._stretched is not None and every._stretched is None
     for program in short.programs:
@@ -170,6 +177,16 @@ def test_without_gradients(compiled):
         out = tessera.jit(model, executors=["aten"], strict=True)(given())
         torch.testing.assert_close(out, model(given()))
     assert compiled[0]._stretched is not None
+
+
+def test_any_size(compiled):
+    model = attention(DEPTH)
+    fast = tessera.jit(model, dynamic=True, strict=True)
+    with torch.no_grad():
+        for rows in (64, 3, 7):
+            x = given(rows, 5, 8)
+            torch.testing.assert_close(fast(x), model(x))
+    assert len(compiled) == 1 and compiled[0].captured.trace.symbols and compiled[0]._stretched is not None
 
 
 def layers(captured: list[Compilation]) -> int:

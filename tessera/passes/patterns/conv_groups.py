@@ -1,10 +1,11 @@
-"""Convolutions of several groups, where the library knows none: one convolution for each group, or one batched product.
+"""Convolutions of several groups: one batched product, or one convolution for each group where the library knows none.
 
-In: a trace without gradients. Out: the same program, where a convolution of a few wide groups is the `cat` of
-convolutions over slices of its image, its weight and its bias, and one of single pixels is a product of matrices for
-each group, all in one call. The Arm Compute Library, which PyTorch convolves with on Arm, knows no groups but depthwise
-ones: others run as a product for each, over a copy of the image as columns, and what they give is copied together. What
-one group reads and gives is what it was; only the order of sums is the library's own.
+In: a trace without gradients. Out: the same program, where a convolution of single pixels is a product of matrices for
+each group, all in one call, and on Arm one of a few wide groups is the `cat` of convolutions over slices of its image,
+its weight and its bias. PyTorch convolves small images group by group, and oneDNN lays them out anew: on a Xeon the
+products take a quarter to three quarters of the time. The Arm Compute Library knows no groups but depthwise ones:
+others run as a product for each, over a copy of the image as columns, and what they give is copied together. What one
+group reads and gives is what it was; only the order of sums is the library's own.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def without_groups() -> bool:
 
 
 def _groups(eqn: Equation) -> int:
-    """How many groups a convolution of known sizes has that the library does not know; 1 for any other."""
-    if not without_groups() or eqn.out.tensor.device.type != "cpu" or eqn.out.dtype != torch.float32:
+    """How many groups a convolution of known sizes has on a CPU; 1 for any other."""
+    if eqn.out.tensor.device.type != "cpu" or eqn.out.dtype != torch.float32:
         return 1
     (x, weight, *rest), _ = eqn.bound()
     assert isinstance(x, Value) and isinstance(weight, Value)
@@ -47,7 +48,7 @@ def _groups(eqn: Equation) -> int:
 
 def _gains(eqn: Equation) -> bool:
     """1 x 1 convolutions of several groups are products as they are."""
-    weight, groups = eqn.inputs()[1], _groups(eqn)
+    weight, groups = eqn.inputs()[1], _groups(eqn) if without_groups() else 1
     wide = min(weight.shape[1], weight.shape[0] // groups) >= NARROWEST  # type: ignore[operator]
     return 1 < groups <= MOST and wide and tuple(weight.shape[2:]) != (1, 1)
 
