@@ -41,6 +41,8 @@ RUNNING_STATISTICS = {
     "_batch_norm_impl_index",
 }
 
+OVERLAPS_ITSELF = "more than one element of the written-to tensor refers to a single memory location"
+
 
 def record_write(recorder: Recording, func: OpOverload, args: tuple, kwargs: dict) -> object:
     """An operator that writes: compute what it writes, then let the written tensors hold it."""
@@ -56,8 +58,13 @@ def record_write(recorder: Recording, func: OpOverload, args: tuple, kwargs: dic
     check_overlap(func, targets, read, opaque=plain is None)
     before = [(tuple(t.shape), t.dtype) for t in targets]
     lowered_args, lowered_kwargs = recorder.lower((args, kwargs))  # type: ignore[misc]
-    with fake.symbolic_rules(recorder.symbolic):
-        out, known = literals.call(fake.rule_of(func), func, args, kwargs)
+    try:
+        with fake.symbolic_rules(recorder.symbolic):
+            out, known = literals.call(fake.rule_of(func), func, args, kwargs)
+    except RuntimeError as error:  # a rule over symbols says what eager's kernel says
+        if OVERLAPS_ITSELF in str(error):
+            raise CaptureError(f"{func} writes memory that overlaps itself, which eager refuses") from error
+        raise
     if any((tuple(t.shape), t.dtype) != b for t, b in zip(targets, before, strict=True)):
         raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
     if plain is not None and not _draws_in_other_order(func, args):

@@ -61,6 +61,20 @@ def test_windows_are_written_as_in_eager() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+def test_a_write_over_symbols_that_eager_refuses(recwarn: pytest.WarningsRecorder) -> None:
+    """Its type says that it overlaps itself; TorchDynamo takes what dropout gives for a copy. Nothing is to report."""
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, 0.5, False).sigmoid_() * 2
+
+    fast = tessera.jit(write, dynamic=True)
+    torch.testing.assert_close(fast(torch.ones(2, 3)), write(torch.ones(2, 3)))
+    for call in (write, fast):
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+            call(torch.ones(3).expand(4, 3))
+    assert not [w for w in recwarn if "could not compile" in str(w.message)]
+
+
 @pytest.mark.parametrize("frontend", ["dynamo", "functional"])
 def test_a_view_under_no_grad_of_a_leaf_that_is_a_view(frontend: str) -> None:
     """Its base requires no gradients, so neither does the view. A view of a leaf with memory of its own does."""
