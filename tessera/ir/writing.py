@@ -40,7 +40,7 @@ RUNNING_STATISTICS = {
     "native_batch_norm",
     "_batch_norm_impl_index",
 }
-
+BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default  # as it is recorded in training
 OVERLAPS_ITSELF = "more than one element of the written-to tensor refers to a single memory location"
 
 
@@ -131,10 +131,9 @@ def record_statistics(recorder: Recording, func: OpOverload, args: tuple, kwargs
                 return func.decompose(*args, **kwargs)
         return recorder.pure(func, args, kwargs, recorder.outcome(func, args, kwargs))
     x, weight, bias, mean, var = (bound.get(k) for k in ("input", "weight", "bias", "running_mean", "running_var"))
-    op = torch.ops.aten._native_batch_norm_legit_functional.default
     inputs = (x, weight, bias, mean, var, True, bound["momentum"], bound["eps"])
-    outs = recorder.outcome(op, inputs, {})
-    results = recorder.builder.record(op, recorder.lower(inputs), {}, fake.types_of(outs), "batch_norm")  # type: ignore[arg-type]
+    outs = recorder.outcome(BATCH_NORM, inputs, {})
+    results = recorder.builder.record(BATCH_NORM, recorder.lower(inputs), {}, fake.types_of(outs), "batch_norm")  # type: ignore[arg-type]
     recorder.refs[id(outs[0])] = Ref(outs[0], results[0], Root())  # type: ignore[index]
     recorder.alive.append(outs[0])
     for tensor, new in ((mean, results[3]), (var, results[4])):  # type: ignore[index]

@@ -107,8 +107,7 @@ class _Contract:
                 self.fail(v, sharing)
             if fresh and got.storage_offset() and not self.anywhere:
                 self.fail(v, f"the beginning of new memory, got what begins {got.storage_offset()} elements after it")
-            if begin is not None and got.storage_offset() - read[0].storage_offset() != begin:
-                after = got.storage_offset() - read[0].storage_offset()
+            if begin is not None and (after := got.storage_offset() - read[0].storage_offset()) != begin:
                 self.fail(v, f"{begin} elements after the start of {self.read[0].name}, got {after}")
 
     def wrongly_shared(self, fresh: bool, got: Tensor, read: tuple) -> str:

@@ -17,6 +17,7 @@ from tessera.ir.equation import APART, NO_GRAD, Equation, Value, map_values, sub
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ir.writing import BATCH_NORM
 from tessera.ops.op import stops
 from tessera.passes.clean.cse import key_of
 from tessera.passes.clean.known import Given
@@ -30,7 +31,6 @@ from tessera.transforms.halves import Split
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.names import names
 
-BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default  # as capture writes it in training
 _SAVED = "saved_"  # how names of what was saved begin, in the graph of a backward
 
 

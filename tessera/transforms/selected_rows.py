@@ -63,7 +63,7 @@ def over_all_rows(trace: Trace, twice: Trace, few: Trace, fewest: int) -> Trace:
     for other in (twice, few):
         if not all(map(torch.equal, trace.constants.values(), other.constants.values())):
             _refuse(first, "a tensor of the program is made of how many rows are selected")
-    return _Walk(trace, twice, few, rows, fewest).run()
+    return _OverAllRows(trace, twice, few, rows, fewest).run()
 
 
 def _refuse(eqn: Equation, why: str) -> NoReturn:
@@ -74,7 +74,7 @@ def _refuse(eqn: Equation, why: str) -> NoReturn:
     )
 
 
-class _Walk:
+class _OverAllRows:
     def __init__(self, trace: Trace, twice: Trace, few: Trace, rows: Rows, fewest: int) -> None:
         self.rewrite, self.twice, self.few, self.rows, self.fewest = Rewrite(trace), twice, few, rows, fewest
         self.masks: dict[int, Mask] = {}
