@@ -181,6 +181,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "artifact/test_artifact.py": ("numbers", "without", "checked"),
     "distributed/test_plans.py": ("bytes",),
     "docs/test_layout.py": (),
+    "docs/test_pages.py": ("links", "measured"),
     "docs/test_reference.py": (),
     "executors/rows/test_rows.py": (),
     "executors/test_aten.py": (),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +89,12 @@ def test_what_promtool_would_say() -> None:
             assert list(by_end)[-1] == "+Inf" and by_end["+Inf"] == count
         else:
             assert words[-1] not in ("bucket", "count", "sum") and not labels & {"le", "quantile"}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus brings promtool")
+def test_what_promtool_says() -> None:
+    done = subprocess.run(["promtool", "check", "metrics"], input=exposed(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_dashboard_asks_for_what_there_is() -> None:
