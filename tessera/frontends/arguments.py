@@ -164,8 +164,8 @@ class Arguments:
             steps = tuple(s.value(known) if isinstance(s, Formula) else s for s in stride)
             laid = x if x.stride() == steps else with_strides(x, steps)
             if written and laid is not x:
-                told = f"{name} is written, or the caller gets a view of it"
-                return MislaidError(f"{told}: expected strides {steps}, got {x.stride()}")
+                why = f"{name} is written, or the caller gets a view of it"
+                return MislaidError(f"{why}: expected strides {steps}, got {x.stride()}")
             return laid
 
         return check

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import sympy
 
 _TORCH = (
-    "FloorDiv", "ModularIndexing", "Mod", "PythonMod", "CleanDiv", "Max", "Min", "ToFloat", "IntTrueDiv", "FloatTrueDiv",
-    "FloatPow", "OpaqueUnaryFn_sqrt", "TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt",
+    "FloorDiv", "ModularIndexing", "Mod", "PythonMod", "CleanDiv", "Max", "Min", "ToFloat", "IntTrueDiv",
+    "FloatTrueDiv", "FloatPow", "OpaqueUnaryFn_sqrt", "TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt",
 )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ import tessera
 SIZED: dict[str, Callable[[Tensor], object]] = {
     "halves": lambda x: (x * (x.shape[0] / 2), x.shape[0] / 2, torch.arange(0, x.shape[1] / 2, 0.5)),
     "roots": lambda x: (x / math.sqrt(x.shape[0]), x * x.shape[1] ** -0.5, x * (0.25 * x.shape[0] + 1)),
-    "half as much again": lambda x: F.interpolate(F.interpolate(x[None], scale_factor=1.5, mode="linear"), scale_factor=0.7),
+    "half as much again": lambda x: F.interpolate(x[None], scale_factor=1.5, mode="linear"),
+    "smaller": lambda x: F.interpolate(x[None], scale_factor=0.7),
     "of two dimensions": lambda x: F.interpolate(x[None, None], scale_factor=(2.5, 0.5), mode="bicubic"),
     "the larger": lambda x: F.gelu(x) * max(x.shape[0], 5.5),
 }  # fmt: skip
