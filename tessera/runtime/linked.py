@@ -21,13 +21,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from tessera.runtime.leaf_hooks import Hooks
 from tessera.torch_internals.autograd import backward_in_progress, is_reached, take_hooks
-from tessera.torch_internals.fake import unset_fake_temporarily
 from tessera.torch_internals.frames import skip_frames
 
 # A leaf that nobody asks the gradient of: a backward goes there only if it is for all leaves.
-with unset_fake_temporarily():  # a program that is captured may be the first to ask for this module
-    _leaf = torch.zeros((), requires_grad=True)
-    _at_leaf = get_gradient_edge(_leaf).node
+_leaf = torch.zeros((), requires_grad=True)
+_at_leaf = get_gradient_edge(_leaf).node
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from programs import same_bits, trace_of
 
-import tessera
+from tessera import checkpoint, cond, scan
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NOWHERE, Equation, Special, Value
 from tessera.ir.interp import run
@@ -33,15 +33,15 @@ def again(trace: Trace, held: tuple = (), sizes: Sizes | None = None) -> Trace:
 
 
 def _cond(x: torch.Tensor) -> torch.Tensor:
-    return tessera.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+    return cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
 
 
 def _scan(x: torch.Tensor) -> tuple:
-    return tessera.scan(lambda c, y: (c + y, c * y), x[0], x)
+    return scan(lambda c, y: (c + y, c * y), x[0], x)
 
 
 def _checkpoint(x: torch.Tensor) -> torch.Tensor:
-    return tessera.checkpoint(lambda x: x.sin().exp())(x) * 2
+    return checkpoint(lambda x: x.sin().exp())(x) * 2
 
 
 def _writes(x: torch.Tensor) -> torch.Tensor:
