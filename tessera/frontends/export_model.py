@@ -6,6 +6,7 @@ In: a model, its arguments, and the sizes that may change. Out: an `ExportedProg
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -22,6 +23,7 @@ from tessera.torch_internals.exporting import every_line, iterations, line_at_fa
 from tessera.torch_internals.operators import made_of
 from tessera.util.errors import CaptureError, OptionError
 
+_MULTIPLE = re.compile(r"([1-9]\d*) ?\* ?([A-Za-z]\w*)")  # such as 8*n
 _FIXED = "your code specialized it to be a constant"
 
 
@@ -166,7 +168,7 @@ def _names(model: Callable, count: int) -> tuple[str, ...]:
 
 
 def _dynamic_shapes(dynamic: object, names: tuple[str, ...], kwargs: dict) -> object:
-    """`{"x": {0: "batch", 1: ("length", 1, 512)}}` as PyTorch wants it: a size of one name is one size."""
+    """`{"x": {0: "batch", 1: ("length", 1, 512), 2: "8*n"}}` as PyTorch wants it: a size of one name is one size."""
     if dynamic is None:
         return None
     if not isinstance(dynamic, Mapping):
@@ -177,12 +179,17 @@ def _dynamic_shapes(dynamic: object, names: tuple[str, ...], kwargs: dict) -> ob
     dims: dict[str, object] = {}
 
     def dim(size: object) -> object:
-        if isinstance(size, str):
-            return dims.setdefault(size, Dim(size))
-        if isinstance(size, tuple) and len(size) == 3:
-            name, low, high = size
+        name, low, high = size if isinstance(size, tuple) and len(size) == 3 else (size, None, None)
+        if not isinstance(name, str):
+            return size
+        multiple = _MULTIPLE.fullmatch(name)
+        if multiple is None and not name.isidentifier():
+            raise OptionError(f"dynamic: expected a name, or a number times one, got {name!r}")
+        if multiple is None:
             return dims.setdefault(name, Dim(name, min=low, max=high))
-        return size
+        step, name = int(multiple[1]), multiple[2]
+        least, most = None if low is None else -(-low // step), None if high is None else high // step
+        return step * dims.setdefault(name, Dim(name, min=least, max=most))  # type: ignore[operator]
 
     def spec(x: object) -> object:
         if isinstance(x, Mapping) and all(isinstance(k, int) for k in x):

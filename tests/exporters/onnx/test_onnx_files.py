@@ -111,6 +111,7 @@ def test_sizes_of_an_imported_model_get_names_and_ranges(tmp_path: Path) -> None
         ({"input": {2: "width"}}, "input has 2 dimensions, got 2"),
         ({"other": {0: "batch"}}, "expected one of input, got 'other'"),
         ({"input": {0: ("batch", 0, 8)}}, "holds for batch from 1 on, got 0..8"),
+        ({"input": {0: "2*n"}}, "is no multiple: '2*n'"),
         ({"input": {0: 7}}, "expected a name, or a name and a range, got 7"),
     ):
         with pytest.raises(OptionError, match=re.escape(told)):
