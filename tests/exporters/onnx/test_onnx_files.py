@@ -73,6 +73,16 @@ def test_the_first_node_that_differs_is_named(file: Path, monkeypatch: pytest.Mo
     assert "first: node 1 (Tanh, '/1/Tanh')" in capsys.readouterr().out
 
 
+def test_the_first_node_that_differs_from_another_file(file: Path, tmp_path: Path, capsys) -> None:
+    other, changed = onnx.load(file), tmp_path / "changed.onnx"
+    (last,) = (node for node in other.graph.node if "output" in node.output)
+    weight = next(w for w in other.graph.initializer if w.name == last.input[1])
+    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) + 1, weight.name))
+    onnx.save(other, changed)
+    assert main(["run", str(file), "--random", "--compare", str(changed)]) == 1
+    assert f"first: node {len(other.graph.node) - 1} ({last.op_type}" in capsys.readouterr().out
+
+
 def test_what_the_command_line_refuses(file: Path) -> None:
     for arguments in (
         ["run", str(file)],
