@@ -59,7 +59,7 @@ _FUNCTIONS: dict[str, _Function] = {
     "FloatTrueDiv": _Function(_between("/"), lambda a, b: a / b, float, 2),
     "FloatPow": _Function(_called("math.pow"), math.pow, float, 2),
     "OpaqueUnaryFn_sqrt": _Function(_called("math.sqrt"), math.sqrt, float, 1),
-    "TruncToInt": _Function(_called("math.trunc"), math.trunc, count=1),
+    "TruncToInt": _Function(_called("math.trunc"), int, count=1),
     "FloorToInt": _Function(_called("math.floor"), math.floor, count=1),
     "CeilToInt": _Function(_called("math.ceil"), math.ceil, count=1),
     "RoundToInt": _Function(_called("builtins.round"), round, count=1),

@@ -192,7 +192,7 @@ def diagonal(g: Graph, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) ->
 def diagonal_places(g: Graph, columns: Size, length: Size, offset: int) -> Ref:
     """Where a diagonal lies, with its two dimensions last and as one."""
     first, step = offset if offset >= 0 else -offset * columns, columns + 1
-    if isinstance(columns, int) and isinstance(length, int):
+    if isinstance(first, int) and isinstance(step, int) and isinstance(length, int):
         return g.tensor(torch.arange(length) * step + first)
     ends = (g.scalar(n, torch.int64) for n in (first, first + length * step, step))
     return g.op("Range", *ends, shape=[length])
