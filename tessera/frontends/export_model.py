@@ -71,7 +71,28 @@ def _asked(model: Callable, args: tuple, kwargs: dict, dynamic: object) -> tuple
         raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
     names = _names(model, len(args))
     shapes = _dynamic_shapes(dynamic, names, kwargs)
-    return model if isinstance(model, torch.nn.Module) else _Function(model), names, shapes
+    for name, x in (*zip(names, args, strict=True), *kwargs.items()):
+        dims = dynamic.get(name) if isinstance(dynamic, Mapping) and isinstance(x, torch.Tensor) else None
+        if isinstance(dims, Mapping) and (beyond := [d for d in dims if d not in range(x.ndim)]):
+            raise OptionError(f"dynamic: {name} has {x.ndim} dimensions, got {beyond[0]!r}")
+    return model if isinstance(model, torch.nn.Module) else _Function(_signed(model, names)), names, shapes
+
+
+def _signed(fn: Callable, names: tuple[str, ...]) -> Callable:
+    """A function that says what its arguments are called, as PyTorch's own do not."""
+    try:
+        inspect.signature(fn)
+        return fn
+    except (TypeError, ValueError):
+        if not callable(fn):
+            return fn
+
+    def call(*args: object, **kwargs: object) -> object:
+        return fn(*args, **kwargs)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    return call
 
 
 def _reason(error: Exception) -> str:
@@ -182,6 +203,8 @@ def _dynamic_shapes(dynamic: object, names: tuple[str, ...], kwargs: dict) -> ob
         name, low, high = size if isinstance(size, tuple) and len(size) == 3 else (size, None, None)
         if not isinstance(name, str):
             return size
+        if (low or 0) < 0 or (high is not None and high < (low or 0)):
+            raise OptionError(f"dynamic: expected the least and the most of {name}, got {low} and {high}")
         multiple = _MULTIPLE.fullmatch(name)
         if multiple is None and not name.isidentifier():
             raise OptionError(f"dynamic: expected a name, or a number times one, got {name!r}")
