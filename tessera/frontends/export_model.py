@@ -73,7 +73,7 @@ def _asked(model: Callable, args: tuple, kwargs: dict, dynamic: object) -> tuple
     shapes = _dynamic_shapes(dynamic, names, kwargs)
     for name, x in (*zip(names, args, strict=True), *kwargs.items()):
         dims = dynamic.get(name) if isinstance(dynamic, Mapping) and isinstance(x, torch.Tensor) else None
-        if isinstance(dims, Mapping) and (beyond := [d for d in dims if d not in range(x.ndim)]):
+        if isinstance(dims, Mapping) and (beyond := [d for d in dims if d not in range(-x.ndim, x.ndim)]):
             raise OptionError(f"dynamic: {name} has {x.ndim} dimensions, got {beyond[0]!r}")
     return model if isinstance(model, torch.nn.Module) else _Function(_signed(model, names)), names, shapes
 
