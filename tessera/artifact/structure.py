@@ -2,7 +2,7 @@
 
 In: a pytree's spec. Out: nested lists that JSON holds: a leaf, None, a tuple, list, dict or named tuple of such. A
 class of the user's has no form here: a dict-like one, as models of Transformers give back, becomes a dict, a dataclass
-a named tuple of its fields, others are refused.
+a named tuple of its fields, and so do `torch.return_types`; others are refused.
 `flatten` and `unflatten` do at a call what the pytree functions do.
 """
 
@@ -40,6 +40,8 @@ def structure_of(spec: pytree.TreeSpec) -> Structure:
     if kind is collections.namedtuple or (isinstance(kind, type) and hasattr(kind, "_fields")):
         named = context if isinstance(context, type) else kind
         return ["namedtuple", named.__name__, list(named._fields), children]
+    if issubclass(kind, tuple) and hasattr(kind, "n_sequence_fields"):  # what `max` along a dimension gives
+        return ["namedtuple", kind.__name__, list(kind.__match_args__), children]
     if dataclasses.is_dataclass(kind) and _nested(context):
         there, absent = context  # names of fields; the latter are None
         given = dict(zip(there, children, strict=True))

@@ -83,7 +83,7 @@ Leaf = TensorLeaf | SizeLeaf | ValueLeaf
 
 
 class MislaidError(InputError):
-    """An argument that is written lies otherwise than the program was compiled for."""
+    """An argument that is written, or whose views are results, lies otherwise than the program was compiled for."""
 
 
 class Arguments:
@@ -164,7 +164,8 @@ class Arguments:
             steps = tuple(s.value(known) if isinstance(s, Formula) else s for s in stride)
             laid = x if x.stride() == steps else with_strides(x, steps)
             if written and laid is not x:
-                return MislaidError(f"{name} is written: expected strides {steps}, got {x.stride()}")
+                why = f"{name} is written, or the caller gets a view of it"
+                return MislaidError(f"{why}: expected strides {steps}, got {x.stride()}")
             return laid
 
         return check

@@ -18,6 +18,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from tessera.frontends.arguments import Arguments, Leaf, MislaidError, Range, SizeLeaf, TensorLeaf, ValueLeaf
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.dynamo.graphs import run_graph
+from tessera.frontends.size_roots import tell_roots
 from tessera.ir.builder import Builder
 from tessera.ir.check import with_names
 from tessera.ir.equation import Value
@@ -83,6 +84,7 @@ def capture_export(program: ExportedProgram, name: str = "exported", whole_layer
     written = _written([specs[i] for i in order], signature.output_specs)
 
     def call(*inputs: object) -> object:
+        tell_roots(inputs)
         placed = [x for _, x in sorted(zip(order, inputs, strict=True), key=lambda pair: pair[0])]
         outs = list(run(*placed))  # type: ignore[call-overload]
         for out, place in written.items():

@@ -6,6 +6,7 @@ In: a model, its arguments, and the sizes that may change. Out: an `ExportedProg
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -22,6 +23,7 @@ from tessera.torch_internals.exporting import every_line, iterations, line_at_fa
 from tessera.torch_internals.operators import made_of
 from tessera.util.errors import CaptureError, OptionError
 
+_MULTIPLE = re.compile(r"([1-9]\d*) ?\* ?([A-Za-z]\w*)")  # such as 8*n
 _FIXED = "your code specialized it to be a constant"
 
 
@@ -69,7 +71,28 @@ def _asked(model: Callable, args: tuple, kwargs: dict, dynamic: object) -> tuple
         raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
     names = _names(model, len(args))
     shapes = _dynamic_shapes(dynamic, names, kwargs)
-    return model if isinstance(model, torch.nn.Module) else _Function(model), names, shapes
+    for name, x in (*zip(names, args, strict=True), *kwargs.items()):
+        dims = dynamic.get(name) if isinstance(dynamic, Mapping) and isinstance(x, torch.Tensor) else None
+        if isinstance(dims, Mapping) and (beyond := [d for d in dims if d not in range(-x.ndim, x.ndim)]):
+            raise OptionError(f"dynamic: {name} has {x.ndim} dimensions, got {beyond[0]!r}")
+    return model if isinstance(model, torch.nn.Module) else _Function(_signed(model, names)), names, shapes
+
+
+def _signed(fn: Callable, names: tuple[str, ...]) -> Callable:
+    """A function that says what its arguments are called, as PyTorch's own do not."""
+    try:
+        inspect.signature(fn)
+        return fn
+    except (TypeError, ValueError):
+        if not callable(fn):
+            return fn
+
+    def call(*args: object, **kwargs: object) -> object:
+        return fn(*args, **kwargs)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    return call
 
 
 def _reason(error: Exception) -> str:
@@ -166,7 +189,7 @@ def _names(model: Callable, count: int) -> tuple[str, ...]:
 
 
 def _dynamic_shapes(dynamic: object, names: tuple[str, ...], kwargs: dict) -> object:
-    """`{"x": {0: "batch", 1: ("length", 1, 512)}}` as PyTorch wants it: a size of one name is one size."""
+    """`{"x": {0: "batch", 1: ("length", 1, 512), 2: "8*n"}}` as PyTorch wants it: a size of one name is one size."""
     if dynamic is None:
         return None
     if not isinstance(dynamic, Mapping):
@@ -177,12 +200,19 @@ def _dynamic_shapes(dynamic: object, names: tuple[str, ...], kwargs: dict) -> ob
     dims: dict[str, object] = {}
 
     def dim(size: object) -> object:
-        if isinstance(size, str):
-            return dims.setdefault(size, Dim(size))
-        if isinstance(size, tuple) and len(size) == 3:
-            name, low, high = size
+        name, low, high = size if isinstance(size, tuple) and len(size) == 3 else (size, None, None)
+        if not isinstance(name, str):
+            return size
+        if (low or 0) < 0 or (high is not None and high < (low or 0)):
+            raise OptionError(f"dynamic: expected the least and the most of {name}, got {low} and {high}")
+        multiple = _MULTIPLE.fullmatch(name)
+        if multiple is None and not name.isidentifier():
+            raise OptionError(f"dynamic: expected a name, or a number times one, got {name!r}")
+        if multiple is None:
             return dims.setdefault(name, Dim(name, min=low, max=high))
-        return size
+        step, name = int(multiple[1]), multiple[2]
+        least, most = None if low is None else -(-low // step), None if high is None else high // step
+        return step * dims.setdefault(name, Dim(name, min=least, max=most))  # type: ignore[operator]
 
     def spec(x: object) -> object:
         if isinstance(x, Mapping) and all(isinstance(k, int) for k in x):

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from tessera.frontends.captured import Captured, capture
+from tessera.frontends.size_roots import tell_roots
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Source
 from tessera.ir.recurrent import RECURRENT
@@ -74,6 +75,7 @@ def _recorded(
     known = dict(env.replacements), dict(env.var_to_range)
 
     def call(*inputs: torch.Tensor) -> object:
+        tell_roots(inputs)
         given = dict(zip(tensors, inputs, strict=False))
         paths = {f"module.{path}": x for path, x in given.items()}
         return torch.func.functional_call(_Held(module, given), paths, inputs[len(given) :])

@@ -155,7 +155,8 @@ def _period(tree: ast.expr) -> int:
 
 
 class _WholeNumbers(ast.NodeTransformer):
-    """Sizes that were multiplied by a float and cut off, as resizing images does: `trunc(1.5*float(n))` is `3*n//2`.
+    """Sizes that were multiplied by a float, or divided, and rounded: `trunc(1.5*float(n))`, as resizing images has it,
+    is `3*n//2`, and `ceil(n/2)` is `-(-n//2)`.
 
     A float that is a whole number of halves, quarters and so on is exact in such a product."""
 
@@ -164,14 +165,24 @@ class _WholeNumbers(ast.NodeTransformer):
         match node:
             case ast.Call(func=ast.Attribute(attr="sym_float"), args=[size], keywords=[]):
                 return size
-            case ast.Call(
-                func=ast.Attribute(attr="trunc" | "floor"), args=[ast.BinOp(op=ast.Mult()) as product], keywords=[]
-            ):
-                return _cut_off(product.left, product.right)
+            case ast.Call(func=ast.Attribute(attr="trunc" | "floor"), args=[ast.BinOp() as ratio], keywords=[]):
+                return _cut_off(ratio)
+            case ast.Call(func=ast.Attribute(attr="ceil"), args=[ast.BinOp() as ratio], keywords=[]):
+                if isinstance(ratio.left, ast.Constant):
+                    negated = ast.BinOp(ratio.left, ratio.op, ast.UnaryOp(ast.USub(), ratio.right))
+                else:
+                    negated = ast.BinOp(ast.UnaryOp(ast.USub(), ratio.left), ratio.op, ratio.right)
+                return ast.UnaryOp(ast.USub(), _cut_off(negated))
         return node
 
 
-def _cut_off(left: ast.expr, right: ast.expr) -> ast.expr:
+def _cut_off(ratio: ast.BinOp) -> ast.expr:
+    """The largest whole number that is not above a product with a float, or a quotient."""
+    left, right = ratio.left, ratio.right
+    if isinstance(ratio.op, ast.Div):
+        return ast.BinOp(left, ast.FloorDiv(), right)
+    if not isinstance(ratio.op, ast.Mult):
+        raise _UnknownError
     if isinstance(right, ast.Constant):
         left, right = right, left
     if not isinstance(left, ast.Constant) or not isinstance(left.value, float) or not 0 < left.value < _PERIOD:

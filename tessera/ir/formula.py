@@ -1,8 +1,9 @@
 """Symbolic sizes without SymPy: formulas over named sizes, as stored programs hold them.
 
 In: a size as `serial_size` writes it, an int or `["size", tree]`. Out: an int or a `Formula`, which a Trace may hold
-where a capture has a `torch.SymInt`: it prints, tells its symbols and computes its value. A tree is checked when it is
-read: known functions of few arguments, symbols that are plain names, a bounded depth.
+where a capture has a `torch.SymInt`, or a `torch.SymFloat` of sizes: it prints, tells its symbols and computes its
+value. A tree is checked when it is read: known functions of few arguments, symbols that are plain names, a bounded
+depth.
 """
 
 from __future__ import annotations
@@ -17,34 +18,52 @@ from tessera.util.errors import Unserial
 DEEPEST, MOST_PARTS, LARGEST_POWER = 24, 64, 8
 LARGEST = 1 << 62
 SYMBOL = re.compile(r"[su]\w{0,62}")  # sizes given, and sizes known only when the program runs
-Tree = object  # an int, a symbol's name, or (function, *trees)
+Tree = object  # a number, a symbol's name, or (function, *trees)
 
-# function: (how its arguments are joined in Python, what it computes)
-_TEXT: dict[str, Callable[..., str]] = {
-    "Add": lambda *a: f"({' + '.join(a)})",
-    "Mul": lambda *a: f"({' * '.join(a)})",
-    "Pow": lambda a, b: f"({a} ** {b})",
-    "FloorDiv": lambda a, b: f"({a} // {b})",
-    "CleanDiv": lambda a, b: f"({a} // {b})",
-    "Mod": lambda a, b: f"({a} % {b})",
-    "PythonMod": lambda a, b: f"({a} % {b})",
-    "ModularIndexing": lambda a, b, c: f"({a} // {b} % {c})",
-    "Max": lambda *a: f"builtins.max({', '.join(a)})",
-    "Min": lambda *a: f"builtins.min({', '.join(a)})",
+
+@dataclass(frozen=True)
+class _Function:
+    """`text`: how its arguments are joined in Python. `gives`: a whole number, a float, or, for None, a float where an
+    argument is one. `count`: of its arguments, where not any."""
+
+    text: Callable[..., str]
+    value: Callable[..., int | float]
+    gives: type | None = int
+    count: int | None = None
+    whole: bool = False  # whether its arguments are whole numbers
+
+
+def _called(name: str) -> Callable[..., str]:
+    return lambda *a: f"{name}({', '.join(a)})"
+
+
+def _between(sign: str) -> Callable[..., str]:
+    return lambda *a: f"({f' {sign} '.join(a)})"
+
+
+_FUNCTIONS: dict[str, _Function] = {
+    "Add": _Function(_between("+"), lambda *a: sum(a), None),
+    "Mul": _Function(_between("*"), lambda *a: math.prod(a), None),
+    "Max": _Function(_called("builtins.max"), lambda *a: max(a), None),
+    "Min": _Function(_called("builtins.min"), lambda *a: min(a), None),
+    "Pow": _Function(_between("**"), lambda a, b: a**b, None, 2),
+    "FloorDiv": _Function(_between("//"), lambda a, b: a // b, count=2, whole=True),
+    "CleanDiv": _Function(_between("//"), lambda a, b: a // b, count=2, whole=True),
+    "Mod": _Function(_between("%"), lambda a, b: a % b, count=2, whole=True),
+    "PythonMod": _Function(_between("%"), lambda a, b: a % b, count=2, whole=True),
+    "ModularIndexing": _Function(
+        lambda a, b, c: f"({a} // {b} % {c})", lambda a, b, c: a // b % c, count=3, whole=True
+    ),
+    "ToFloat": _Function(_called("builtins.float"), float, float, 1),
+    "IntTrueDiv": _Function(_between("/"), lambda a, b: a / b, float, 2),
+    "FloatTrueDiv": _Function(_between("/"), lambda a, b: a / b, float, 2),
+    "FloatPow": _Function(_called("math.pow"), math.pow, float, 2),
+    "OpaqueUnaryFn_sqrt": _Function(_called("math.sqrt"), math.sqrt, float, 1),
+    "TruncToInt": _Function(_called("math.trunc"), int, count=1),
+    "FloorToInt": _Function(_called("math.floor"), math.floor, count=1),
+    "CeilToInt": _Function(_called("math.ceil"), math.ceil, count=1),
+    "RoundToInt": _Function(_called("builtins.round"), round, count=1),
 }
-_VALUE: dict[str, Callable[..., int]] = {
-    "Add": lambda *a: sum(a),
-    "Mul": lambda *a: math.prod(a),
-    "Pow": lambda a, b: a**b,
-    "FloorDiv": lambda a, b: a // b,
-    "CleanDiv": lambda a, b: a // b,
-    "Mod": lambda a, b: a % b,
-    "PythonMod": lambda a, b: a % b,
-    "ModularIndexing": lambda a, b, c: a // b % c,
-    "Max": lambda *a: max(a),
-    "Min": lambda *a: min(a),
-}
-_COUNT = {"Pow": 2, "FloorDiv": 2, "CleanDiv": 2, "Mod": 2, "PythonMod": 2, "ModularIndexing": 3}
 
 
 @dataclass(frozen=True)
@@ -63,8 +82,12 @@ class Formula:
     def names(self) -> frozenset[str]:
         return frozenset(_names(self.tree))
 
+    @property
+    def is_float(self) -> bool:
+        return _is_float(self.tree)
+
     def value(self, symbols: Mapping[str, int]) -> int:
-        return _value(self.tree, symbols)
+        return _value(self.tree, symbols)  # type: ignore[return-value]
 
     def renamed(self, names: Mapping[str, str]) -> Formula:
         """The same over symbols of other names."""
@@ -89,16 +112,21 @@ class Formulas:
         self.known = known
 
     def read(self, data: object) -> int | Formula:
-        if type(data) is int:
-            return _number(data)
+        size = _number(data) if type(data) is int else self.number(data)
+        if isinstance(size, float) or (isinstance(size, Formula) and size.is_float):
+            raise Unserial(f"expected a whole number as a size, got {str(data)[:80]}")
+        return size
+
+    def number(self, data: object) -> int | float | Formula:
+        """What sizes decide, whole or not."""
         if not isinstance(data, list) or len(data) != 2 or data[0] != "size":
             raise Unserial(f"expected a size, got {str(data)[:80]}")
         tree = self._tree(data[1], DEEPEST)
-        return tree if isinstance(tree, int) else Formula(tree)
+        return tree if isinstance(tree, (int, float)) else Formula(tree)
 
     def _tree(self, data: object, left: int) -> Tree:
-        if type(data) is int:
-            return _number(data)
+        if type(data) in (int, float):
+            return _number(data)  # type: ignore[arg-type]
         if isinstance(data, str):
             if not SYMBOL.fullmatch(data) or (self.known is not None and data not in self.known):
                 raise Unserial(f"a size of the name {data[:80]!r}, which the program does not have")
@@ -106,10 +134,13 @@ class Formulas:
         if not isinstance(data, list) or not data or not left:
             raise Unserial(f"expected the formula of a size, got {str(data)[:80]}")
         name, parts = data[0], [self._tree(part, left - 1) for part in data[1:]]
-        if not isinstance(name, str) or name not in _TEXT or not 1 <= len(parts) <= MOST_PARTS:
+        function = _FUNCTIONS.get(name) if isinstance(name, str) else None
+        if function is None or not 1 <= len(parts) <= MOST_PARTS:
             raise Unserial(f"a size computed by {str(name)[:80]}")
-        if len(parts) != _COUNT.get(name, len(parts)):
-            raise Unserial(f"expected {_COUNT[name]} arguments of {name}, got {len(parts)}")
+        if function.count not in (None, len(parts)):
+            raise Unserial(f"expected {function.count} arguments of {name}, got {len(parts)}")
+        if function.whole and any(map(_is_float, parts)):
+            raise Unserial(f"expected whole numbers as arguments of {name}")
         if name == "Pow" and not (isinstance(parts[1], int) and 0 <= parts[1] <= LARGEST_POWER):
             raise Unserial(f"a size to the power of {str(parts[1])[:80]}")
         if name == "Pow" and _has_power(parts[0]):  # else a short text is a number beyond all memory
@@ -117,8 +148,8 @@ class Formulas:
         return (name, *parts)
 
 
-def _number(data: int) -> int:
-    if abs(data) > LARGEST:
+def _number(data: int | float) -> int | float:
+    if not abs(data) <= LARGEST:  # nor is NaN
         raise Unserial("a size that no tensor can have")
     return data
 
@@ -169,8 +200,15 @@ def _renamed(tree: Tree, names: Mapping[str, str]) -> Tree:
 
 def _text(tree: Tree) -> str:
     if isinstance(tree, tuple):
-        return _TEXT[tree[0]](*map(_text, tree[1:]))
-    return f"({tree})" if isinstance(tree, int) and tree < 0 else str(tree)
+        return _FUNCTIONS[tree[0]].text(*map(_text, tree[1:]))
+    return f"({tree})" if isinstance(tree, (int, float)) and tree < 0 else str(tree)
+
+
+def _is_float(tree: Tree) -> bool:
+    if not isinstance(tree, tuple):
+        return isinstance(tree, float)
+    gives = _FUNCTIONS[tree[0]].gives
+    return any(map(_is_float, tree[1:])) if gives is None else gives is float
 
 
 def _names(tree: Tree) -> set[str]:
@@ -179,7 +217,9 @@ def _names(tree: Tree) -> set[str]:
     return set[str]().union(*map(_names, tree[1:])) if isinstance(tree, tuple) else set()
 
 
-def _value(tree: Tree, symbols: Mapping[str, int]) -> int:
+def _value(tree: Tree, symbols: Mapping[str, int]) -> int | float:
     if isinstance(tree, str):
         return symbols[tree]
-    return _VALUE[tree[0]](*(_value(part, symbols) for part in tree[1:])) if isinstance(tree, tuple) else tree  # type: ignore[return-value]
+    if isinstance(tree, tuple):
+        return _FUNCTIONS[tree[0]].value(*(_value(part, symbols) for part in tree[1:]))
+    return tree  # type: ignore[return-value]

@@ -23,7 +23,7 @@ from tessera.ir.equation import SPECIALS, Arg, Equation, Operator, Source, Speci
 from tessera.ir.formula import Formulas
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Mark, Placement
-from tessera.ir.serial_size import Sizes, write_size
+from tessera.ir.serial_size import Sizes, write_number, write_size
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, ScalarType, Size, TensorType, Type
 from tessera.torch_internals.fake import FakeTensor, unset_fake_temporarily
@@ -175,6 +175,8 @@ class Writer:
             return ["device", str(a)]
         if kind is torch.SymInt:
             return ["size", self.size(a)]
+        if kind is torch.SymFloat:
+            return ["number", write_number(a, self.runtime)]  # type: ignore[arg-type]
         if kind is complex:
             return ["complex", a.real, a.imag]  # type: ignore[attr-defined]
         if kind is Trace:
@@ -304,6 +306,8 @@ class Reader:
                 return torch.device(a[1])
             case "size":
                 return self.sizes.read(a[1])
+            case "number":
+                return self.sizes.number(a[1])
             case "complex":
                 return complex(a[1], a[2])
             case "trace":

@@ -243,6 +243,8 @@ class _Checker:
                 return
             case ["size", size]:
                 self.sizes.read(size)
+            case ["number", number]:
+                self.sizes.number(number)
             case ["complex", int() | float(), int() | float()]:
                 return
             case ["result", int()]:

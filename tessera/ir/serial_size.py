@@ -20,7 +20,10 @@ from tessera.util.errors import Unserial
 if TYPE_CHECKING:
     import sympy
 
-_TORCH = ("FloorDiv", "ModularIndexing", "Mod", "PythonMod", "CleanDiv", "Max", "Min")
+_TORCH = (
+    "FloorDiv", "ModularIndexing", "Mod", "PythonMod", "CleanDiv", "Max", "Min", "ToFloat", "IntTrueDiv",
+    "FloatTrueDiv", "FloatPow", "OpaqueUnaryFn_sqrt", "TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt",
+)  # fmt: skip
 
 
 @functools.cache
@@ -46,9 +49,16 @@ def write_size(size: object, runtime: bool = False) -> object:
     return ["size", _write(size.node.expr, runtime)]
 
 
+def write_number(number: torch.SymFloat, runtime: bool = False) -> object:
+    """A float that sizes decide, in the same form."""
+    return ["size", _write(number.node.expr, runtime)]
+
+
 def _write(expr: sympy.Basic, runtime: bool) -> object:
     if expr.is_Integer:
         return int(expr)  # type: ignore[arg-type]
+    if expr.is_Float:
+        return float(expr)  # type: ignore[arg-type]
     if expr.is_Symbol:
         if not runtime and not str(expr).startswith("s"):
             raise Unserial(f"the size {expr} is known only when the program runs")
@@ -86,8 +96,14 @@ class Sizes:
             self._made[key] = self.env.create_symintnode(self._read(data[1]), hint=None)  # an int where it is one
         return self._made[key]
 
+    def number(self, data: list) -> float | torch.SymFloat:
+        """As `write_number` writes it."""
+        if self.env is None:
+            raise Unserial(f"a number that does not belong to the program: {data}")
+        return self.env.create_symfloatnode(self._read(data[1]), hint=None)
+
     def _read(self, data: object) -> sympy.Expr:
-        if type(data) is int:
+        if type(data) in (int, float):
             return functions()["Add"](data)
         if isinstance(data, str):
             if data not in self.symbols:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class _Found:
     names: tuple[str, ...]  # of the positional arguments
     spec: pytree.TreeSpec  # of the results
     example: tuple[tuple, dict] = ((), {})
+    sizes: Mapping[str, str] = field(default_factory=dict)  # what an exported program calls its symbols
 
 
 def captured_model(
@@ -56,7 +57,7 @@ def captured_model(
     bound = {v for symbol, (v, _) in trace.symbols.items() if symbol != v.name}
     inputs = {v: v.name for v in users if _comes_in(v, bound)}
     feeds = {v.name: _tensor(x) for v, x in zip(users, leaves, strict=True) if v in inputs}
-    sizes = _size_names(users, found.names, args, kwargs, dynamic or {})
+    sizes = {**found.sizes, **_size_names(users, found.names, args, kwargs, dynamic or {})}
     paths = _paths(found.spec, len(trace.outputs))
     outputs = [(path, o) for path, o in zip(paths, trace.outputs, strict=True) if o is not None]
     outputs = [(path, o) for path, o in outputs if not isinstance(o, str)]
@@ -80,7 +81,9 @@ def _exported(model: Callable, args: tuple, kwargs: dict, dynamic: Mapping | Non
     specs = exported.graph_signature.input_specs
     held = [spec.target or spec.arg.name for spec in specs if spec.kind.name != "USER_INPUT"]
     pairs = list(zip(held, captured.held, strict=True))
-    return _Found(captured.captured, pairs, names, captured.out_spec, exported.example_inputs or ((), {}))
+    return _Found(
+        captured.captured, pairs, names, captured.out_spec, exported.example_inputs or ((), {}), captured.size_names
+    )
 
 
 def _imported(net: Any, args: tuple, kwargs: dict, dynamic: Mapping | None) -> Leaving:

@@ -36,6 +36,10 @@ def asked_sizes(dynamic: object, infos: Mapping[str, ValueInfo], inputs: Sequenc
             if shape is not None and isinstance(shape[dim], int):
                 raise OptionError(f"dynamic: dimension {dim} of {name} is {shape[dim]} in the file")
             match size:
+                case str(called) | (str(called), *_) if "*" in called:
+                    raise OptionError(
+                        f"dynamic: a size of a file has a name and a range, and is no multiple: {called!r}"
+                    )
                 case str():
                     asked[name, dim] = size, None, None
                 case (str(called), int(low), int() | None as high):

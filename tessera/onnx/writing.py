@@ -90,14 +90,14 @@ def _eager(model: Callable | ExportedProgram, args: tuple, kwargs: dict) -> list
 
 def _exact(model: Callable | ExportedProgram, args: tuple, kwargs: dict) -> list[object]:
     """What the model gives in double precision; nothing where it does not run so."""
-    if not isinstance(model, torch.nn.Module):
+    if isinstance(model, ExportedProgram):  # its dtypes are part of it
         return []
 
     def double(x: torch.Tensor) -> torch.Tensor:
         return x.double() if x.is_floating_point() else x
 
     try:
-        wide = copy.deepcopy(model).double()
+        wide = copy.deepcopy(model).double() if isinstance(model, torch.nn.Module) else model
         return _eager(wide, *pytree.tree_map_only(torch.Tensor, double, (args, kwargs)))
     except Exception:  # a model that names its dtypes
         return []

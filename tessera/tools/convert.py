@@ -20,7 +20,7 @@ from tessera.artifact.write import export
 from tessera.tools.command import Command, console, json_argument, write_json
 from tessera.util.errors import OptionError
 
-DYNAMIC = re.compile(r"(?P<argument>.+):(?P<dim>\d+)=(?P<name>[A-Za-z]\w*)(:(?P<low>\d+)\.\.(?P<high>\d*))?")
+DYNAMIC = re.compile(r"(?P<argument>.+):(?P<dim>\d+)=(?P<name>(\d+\*)?[A-Za-z]\w*)(:(?P<low>\d+)\.\.(?P<high>\d*))?")
 Sizes = dict[str, dict[int, object]]
 
 

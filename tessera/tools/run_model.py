@@ -8,7 +8,7 @@ results do.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -66,24 +66,36 @@ class ModelRun:
         feeds = {name: to_numpy(x) for name, x in self.inputs.items()}
         return [to_torch(x) for x in runtime(kind, model)(feeds)]  # type: ignore[misc,arg-type]
 
-    def first_difference(self, kind: str) -> str:
-        """The first node whose results differ from a runtime's, by our interpreter."""
+    def first_difference(self, other: str) -> str:
+        """The first node whose results differ from another's of that name, by our interpreter."""
+        mine = self.interpreted(self.net)
+        if other in (ORT, REFERENCE):
+            theirs = self.inside(other)
+        else:  # of our own interpreter, where that is the other
+            theirs = mine if other == EAGER else self.interpreted(load(other))
+        for node in self.net.__tessera_onnx__.model.graph.nodes:
+            for name in node.outputs:
+                x, y = mine.get(name), theirs.get(name)
+                if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+                    difference = compare(name, x, y)
+                    if difference.problem:
+                        return f"{node}: {difference}"
+        return "no node by itself: the interpreter agrees with it, the compiled program does not"
+
+    def interpreted(self, net: OnnxModule) -> dict[str, object]:
+        """What every node gives, by name."""
+        graph = net.__tessera_onnx__
+        given: dict[str, object] = dict(zip(net.input_names, self.inputs.values(), strict=True))
+        return graph.values(Interpreter(graph.model, graph.limits, graph.device(self.inputs)), given)
+
+    def inside(self, kind: str) -> Mapping[str, object]:
+        """The same by another runtime."""
         model = onnx.load(self.path)
         names = [o for node in model.graph.node for o in node.output if o]
         known = {o.name for o in model.graph.output}
         model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in known)
         order = [o.name for o in model.graph.output]
-        theirs = dict(zip(order, self.elsewhere(kind, model.SerializeToString()), strict=True))
-        graph = self.net.__tessera_onnx__
-        values = graph.values(Interpreter(graph.model, graph.limits, graph.device(self.inputs)), dict(self.inputs))
-        for node in graph.model.graph.nodes:
-            for name in node.outputs:
-                mine = values.get(name)
-                if isinstance(mine, torch.Tensor) and isinstance(theirs.get(name), torch.Tensor):
-                    difference = compare(name, mine, theirs[name])
-                    if difference.problem:
-                        return f"{node}: {difference}"
-        return "no node by itself: the interpreter agrees with it, the compiled program does not"
+        return dict(zip(order, self.elsewhere(kind, model.SerializeToString()), strict=True))
 
 
 def random_inputs(net: OnnxModule, asked: dict[str, int], seed: int = 0) -> Tensors:
@@ -121,7 +133,7 @@ def told(run: ModelRun, other: str | None) -> dict[str, object]:
         differences = run.against(other)
         wrong = any(d.problem for d in differences)
         facts |= {"agrees": not wrong, "differences": [str(d) for d in differences]}
-        if wrong and other in (ORT, REFERENCE):
+        if wrong and not other.endswith(".tess"):  # an artifact's values have names of their own
             facts["first"] = run.first_difference(other)
     return facts
 

@@ -191,6 +191,14 @@ def test_a_dataclass_comes_back_as_its_fields(tmp_path: Path) -> None:
         tessera.load(tmp_path / "m.tess")(Given(x.first, x.first, x.first))
 
 
+def test_what_operators_give_by_name_comes_back_by_name(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    tessera.export(lambda x: (x.max(1), torch.linalg.slogdet(x @ x.mT)), (x,), tmp_path / "m.tess")
+    most, determinant = tessera.load(tmp_path / "m.tess")(x)
+    assert most._fields == ("values", "indices") and determinant._fields == ("sign", "logabsdet")
+    torch.testing.assert_close(tuple(most), tuple(x.max(1)))
+
+
 Pair = collections.namedtuple("Pair", ["first", "second"])
 
 

@@ -41,7 +41,8 @@ def test_convert_an_exported_program(tmp_path: Path) -> None:
 
 
 def test_sizes() -> None:
-    assert convert.sizes(["x:0=batch:1..64", "x:1=length", "y:0=n:2.."]) == {
+    assert convert.sizes(["x:0=batch:1..64", "x:1=length", "y:0=n:2..", "z:0=8*n"]) == {
+        "z": {0: "8*n"},
         "x": {0: ("batch", 1, 64), 1: "length"},
         "y": {0: ("n", 2, None)},
     }

@@ -307,6 +307,21 @@ changed(
     tables(lambda t: t["types"][0].__setitem__(6, ["size", ["Pow", 9, 10**9]])),
     "size_of_a_giant_power",
 )  # noqa: E501
+changed(
+    "expected a whole number as a size",
+    tables(lambda t: t["types"][0].__setitem__(6, ["size", ["IntTrueDiv", 9, 2]])),
+    "size_that_is_a_float",
+)
+changed(
+    "expected whole numbers as arguments of Mod",
+    tables(lambda t: t["types"][0].__setitem__(6, ["size", ["Mod", 9, 2.5]])),
+    "size_by_a_float",
+)
+changed(
+    "no tensor can have",
+    tables(lambda t: equation(t)[1].append(["number", ["size", ["Add", float("nan"), 1]]])),
+    "number_that_is_none",
+)
 changed("expected the tables", tables(lambda t: t.pop("ops")), "table_that_is_missing")
 
 

@@ -30,6 +30,13 @@ NAMES = {"__builtins__": {}, "Max": max, "min": min, "Mod": lambda a, b: a % b}
         ("Max(n, 8) == n", 8),
         ("2*n == math.trunc(2.0*torch.sym_float(n))", 1),  # what resizing images asks
         ("math.floor(torch.sym_float(n)*1.5) > 8", 6),
+        ("math.ceil(n / 2) >= 0 and math.ceil(n / 2) <= n", 1),  # what half of a sequence asks
+        ("math.ceil(n / 3) != 2", 7),
+        ("math.ceil(1.5*torch.sym_float(n)) <= 2*n and math.ceil(7 / n) < 3", None),
+        ("math.ceil(1.5*torch.sym_float(n)) < 2*n", 2),
+        ("math.ceil(torch.sym_float(n)*1.5) == 2*n", None),
+        ("math.floor(n / 4) > math.trunc(n / 5) - 1", 1),
+        ("math.trunc(n + 0.5) > 0", None),
         ("math.trunc(0.1*torch.sym_float(n)) > 8", None),  # no such float is a tenth
         ("math.trunc(1e300*torch.sym_float(n)) > 8", None),
         ("n % 2 == 0", None),  # never for all

@@ -90,6 +90,8 @@ def _of_formula(tree: object, stride: bool) -> Index:
         return Index.of(tree)
     if isinstance(tree, str):
         return name(tree)
+    if isinstance(tree, float):
+        raise Unlowerable(f"{tree} is no number of elements")
     kind, *trees = tree  # type: ignore[misc]
     parts = [_of_formula(t, stride) for t in trees]
     match kind:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from tessera.ir.equation import Arg, Equation, Value, values_in
+from tessera.ir.formula import Formula
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint, size_key
 from tessera.tile.dialect.build import KernelBuilder
@@ -162,7 +163,7 @@ def why_not(eqn: Equation) -> str:
     if rule is None:
         return f"{eqn.op} has no lowering"
     for a in (*eqn.args, *eqn.kwargs.values()):
-        if isinstance(a, (torch.SymFloat, torch.SymBool)):
+        if isinstance(a, (torch.SymFloat, torch.SymBool)) or (isinstance(a, Formula) and a.is_float):
             return f"{a} is a number known only at run time"
     for v in (*eqn.inputs(), *eqn.results()):
         if not isinstance(v.type, TensorType):

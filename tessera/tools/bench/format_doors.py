@@ -28,12 +28,12 @@ def write(name: str, path: str) -> None:
     format_networks.write(name, path)
 
 
-def first(who: str, path: str) -> float:
-    """CPU seconds from the file, or from the PyTorch module, to the first result of the GPT."""
-    x, net = example(), model()
+def first(name: str, who: str, path: str) -> float:
+    """CPU seconds from the file, or from the PyTorch module, to the first result of a network."""
+    args, net = format_networks.inputs(name), format_networks.module(name)
     start = cpu_seconds()
     with torch.no_grad():
-        (tessera.onnx.load(path) if who == ONNX else tessera.jit(net))(x)
+        (tessera.onnx.load(path) if who == ONNX else tessera.jit(net))(*args)
     return cpu_seconds() - start
 
 

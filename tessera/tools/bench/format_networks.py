@@ -32,8 +32,12 @@ def write(name: str, path: str) -> None:
         return
     dims = {d: torch.export.Dim(size, min=low, max=high) for d, (size, low, high) in SIZES["idx"].items()}
     args = inputs(name)
-    network = Bert() if name == "bert" else model()
-    torch.onnx.export(network, args, path, dynamo=True, dynamic_shapes=tuple(dims for _ in args), verbose=False)
+    torch.onnx.export(module(name), args, path, dynamo=True, dynamic_shapes=tuple(dims for _ in args), verbose=False)
+
+
+def module(name: str) -> torch.nn.Module:
+    """The networks that PyTorch has, too."""
+    return Bert() if name == "bert" else model()
 
 
 class Bert(torch.nn.Module):

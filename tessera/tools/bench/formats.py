@@ -66,16 +66,17 @@ def steady(title: str, folder: Path, options: Options, say: Say) -> list[Row]:
 
 def imported(title: str, folder: Path, options: Options, say: Say) -> list[Row]:
     """Reading the file may cost a tenth of what compiling the same network costs."""
-    if not _installed("onnx", "onnxscript"):
-        return []
-    path = str(folder / "gpt.onnx")
-    _door("write", name="gpt", path=path)
-    samples: Samples = {ONNX: [], JIT: []}
-    for number in range(options.rounds):
-        for who, seconds in samples.items():
-            say(f"{title}: {who}, round {number + 1} of {options.rounds}")
-            seconds.append(_door("first", who=who, path=path))
-    return rows(title, "ms", samples, JIT, {ONNX: Target(1.1, JIT)})
+    measured: list[Row] = []
+    for name in EXPORTED if _installed("onnx", "onnxscript", "transformers") else ():
+        path = str(folder / f"{name}.onnx")
+        _door("write", name=name, path=path)
+        samples: Samples = {ONNX: [], JIT: []}
+        for number in range(options.rounds):
+            for who, seconds in samples.items():
+                say(f"{title}: {name}, {who}, round {number + 1} of {options.rounds}")
+                seconds.append(_door("first", name=name, who=who, path=path))
+        measured += rows(f"{title}: {name}", "ms", samples, JIT, {ONNX: Target(1.1, JIT)})
+    return measured
 
 
 def networks(title: str, folder: Path, options: Options, say: Say) -> list[Row]:

@@ -73,6 +73,16 @@ def test_the_first_node_that_differs_is_named(file: Path, monkeypatch: pytest.Mo
     assert "first: node 1 (Tanh, '/1/Tanh')" in capsys.readouterr().out
 
 
+def test_the_first_node_that_differs_from_another_file(file: Path, tmp_path: Path, capsys) -> None:
+    other, changed = onnx.load(file), tmp_path / "changed.onnx"
+    (last,) = (node for node in other.graph.node if "output" in node.output)
+    weight = next(w for w in other.graph.initializer if w.name == last.input[1])
+    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) + 1, weight.name))
+    onnx.save(other, changed)
+    assert main(["run", str(file), "--random", "--compare", str(changed)]) == 1
+    assert f"first: node {len(other.graph.node) - 1} ({last.op_type}" in capsys.readouterr().out
+
+
 def test_what_the_command_line_refuses(file: Path) -> None:
     for arguments in (
         ["run", str(file)],
@@ -111,6 +121,7 @@ def test_sizes_of_an_imported_model_get_names_and_ranges(tmp_path: Path) -> None
         ({"input": {2: "width"}}, "input has 2 dimensions, got 2"),
         ({"other": {0: "batch"}}, "expected one of input, got 'other'"),
         ({"input": {0: ("batch", 0, 8)}}, "holds for batch from 1 on, got 0..8"),
+        ({"input": {0: "2*n"}}, "is no multiple: '2*n'"),
         ({"input": {0: 7}}, "expected a name, or a name and a range, got 7"),
     ):
         with pytest.raises(OptionError, match=re.escape(told)):

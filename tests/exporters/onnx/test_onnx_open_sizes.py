@@ -30,6 +30,13 @@ CASES: dict[str, Callable[[torch.Tensor], object]] = {
     ),
     "doubled": lambda x: F.interpolate(x, scale_factor=2.0, mode="linear") + x.repeat(1, 1, 2),
     "half as much again": lambda x: F.interpolate(F.interpolate(x, scale_factor=1.5), scale_factor=2.0) + 1,
+    "diagonals": lambda x: (
+        x.diagonal(0, 1, 2),
+        x.diagonal(-2),
+        torch.einsum("bii->bi", x @ x.mT),
+        (x[0] @ x[0].T).trace(),
+    ),
+    "diagonals written": lambda x: (x @ x.mT).diagonal_scatter(x[..., 0], dim1=1, dim2=2),
     "halved and back": lambda x: F.interpolate(F.avg_pool1d(x, 2), size=x.shape[2], mode="nearest"),
 }
 DYNAMIC = {"x": {0: "batch", 1: "rows", 2: "columns"}}
@@ -132,3 +139,4 @@ def test_rounding_is_no_other_answer() -> None:
     export(Mean(), (x,))
     with pytest.raises(ExportError, match="gives another answer"):
         export(Mean(1e-3), (x,))
+    export(lambda x: F.kl_div(x.log_softmax(-1), x.softmax(-1), reduction="sum"), (x,))  # of functions, too

@@ -175,3 +175,32 @@ def test_a_loop_in_a_call_of_constants() -> None:
     """)
     out = program(torch.tensor(1.0))
     assert type(out) is torch.Tensor and out.item() == 1 - 1.5 * 2**20
+
+
+@pytest.mark.parametrize(("kind", "nan"), [("f16", "0x7E00"), ("f32", "0x7FC00000"), ("f64", "0x7FF8000000000000")])
+def test_jaxs_sort_is_compiled(kind: str, nan: str) -> None:
+    """Its comparison has constants of its own, which are looked at while the program is recorded."""
+    side = """%z{0} = stablehlo.constant dense<0.0> : tensor<KIND>
+        %is{0} = stablehlo.compare EQ, %{0}, %z{0}, FLOAT : (tensor<KIND>, tensor<KIND>) -> tensor<i1>
+        %s{0} = stablehlo.select %is{0}, %z{0}, %{0} : tensor<i1>, tensor<KIND>
+        %no{0} = stablehlo.compare NE, %{0}, %{0}, FLOAT : (tensor<KIND>, tensor<KIND>) -> tensor<i1>
+        %n{0} = stablehlo.constant dense<NAN> : tensor<KIND>
+        %t{0} = stablehlo.select %no{0}, %n{0}, %s{0} : tensor<i1>, tensor<KIND>"""
+    text = (
+        """func.func public @main(%x: tensor<2x5xKIND>) -> tensor<2x5xKIND> {
+      %0 = "stablehlo.sort"(%x) <{dimension = 1 : i64}> ({
+        ^bb0(%a: tensor<KIND>, %b: tensor<KIND>):
+        A
+        B
+        %r = stablehlo.compare LT, %ta, %tb, TOTALORDER : (tensor<KIND>, tensor<KIND>) -> tensor<i1>
+        stablehlo.return %r : tensor<i1> }) : (tensor<2x5xKIND>) -> tensor<2x5xKIND>
+      return %0 : tensor<2x5xKIND> }""".replace("        A\n", side.format("a") + "\n")
+        .replace("        B\n", side.format("b") + "\n")
+        .replace("KIND", kind)
+        .replace("NAN", nan)
+    )
+    x = torch.tensor([[2.0, float("nan"), -1, 0, 5], [-0.0, 3, 0, -7, 1]])
+    x = x.to({"f16": torch.half, "f32": torch.float, "f64": torch.double}[kind])
+    f = tessera.stablehlo.load(text)
+    assert torch.equal(f(x).nan_to_num(99), x.sort(-1)[0].nan_to_num(99))
+    assert not tessera.explain(f).eager

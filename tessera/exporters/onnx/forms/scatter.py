@@ -10,6 +10,7 @@ import torch
 from tessera.exporters.onnx.forms.arithmetic import floor_divide
 from tessera.exporters.onnx.forms.common import axis, need, summing
 from tessera.exporters.onnx.forms.index import addresses
+from tessera.exporters.onnx.forms.shape import diagonal_places
 from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
 from tessera.exporters.onnx.registry import form
 
@@ -137,16 +138,12 @@ def select_scatter(g: Graph, x: Ref, source: Ref, dim: int, index: object) -> Re
 
 @form("diagonal_scatter")
 def diagonal_scatter(g: Graph, x: Ref, source: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ref:
-    """With the two dimensions last and as one, at the flat places of the diagonal."""
     a, b = axis(dim1, x.ndim), axis(dim2, x.ndim)
     rows, columns, length = x.sizes[a], x.sizes[b], source.sizes[-1]
-    need(isinstance(rows, int) and isinstance(columns, int) and isinstance(length, int))
     order = [*(i for i in range(x.ndim) if i not in (a, b)), a, b]
     turned = g.permute(x, order)
     flat = g.reshape(turned, [*turned.sizes[:-2], rows * columns])
-    first = offset if offset >= 0 else -offset * columns  # type: ignore[operator]
-    places = g.tensor(torch.arange(length) * (columns + 1) + first)  # type: ignore[operator,arg-type]
-    index = g.expand(places, source.sizes)
+    index = g.expand(diagonal_places(g, columns, length, offset), source.sizes)
     out = g.op("ScatterElements", flat, index, g.cast(source, x.dtype), axis=-1, shape=flat.shape)
     inverse = [order.index(i) for i in range(x.ndim)]
     return g.permute(g.reshape(out, turned.sizes), inverse)

@@ -182,17 +182,20 @@ def unfold(g: Graph, x: Ref, dim: int, size: int, step: int) -> Ref:
 
 @form("diagonal diagonal_copy linalg_diagonal")
 def diagonal(g: Graph, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ref:
-    """Flat places of the diagonal, with its two dimensions last and as one."""
     a, b = axis(dim1, x.ndim), axis(dim2, x.ndim)
     rows, columns = x.sizes[a], x.sizes[b]
-    need(isinstance(columns, int) and isinstance(rows, int))
     rest = [i for i in range(x.ndim) if i not in (a, b)]
     flat = g.reshape(g.permute(x, [*rest, a, b]), [*(x.sizes[i] for i in rest), rows * columns])
-    length = g.result.shape[-1]
-    assert isinstance(length, int)
-    first = offset if offset >= 0 else -offset * int(columns)
-    places = torch.arange(length) * (int(columns) + 1) + first
-    return g.op("Gather", flat, g.tensor(places), axis=len(rest))
+    return g.op("Gather", flat, diagonal_places(g, columns, g.result.shape[-1], offset), axis=len(rest))
+
+
+def diagonal_places(g: Graph, columns: Size, length: Size, offset: int) -> Ref:
+    """Where a diagonal lies, with its two dimensions last and as one."""
+    first, step = offset if offset >= 0 else -offset * columns, columns + 1
+    if isinstance(first, int) and isinstance(step, int) and isinstance(length, int):
+        return g.tensor(torch.arange(length) * step + first)
+    ends = (g.scalar(n, torch.int64) for n in (first, first + length * step, step))
+    return g.op("Range", *ends, shape=[length])
 
 
 @form("movedim.int movedim.intlist moveaxis.int moveaxis.intlist")

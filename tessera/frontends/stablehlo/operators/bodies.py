@@ -15,6 +15,7 @@ from tessera.frontends.stablehlo.elements import Quantized
 from tessera.frontends.stablehlo.module import Block, Operation, Tensor
 from tessera.frontends.stablehlo.registry import TABLE, Site
 from tessera.frontends.stablehlo.values import Value, broadcast_shape, tensor_of
+from tessera.torch_internals.dispatch import disable_current_modes
 
 _COMMUTES = {"add", "multiply", "maximum", "minimum", "and", "or", "xor"}
 
@@ -45,7 +46,8 @@ def fingerprint(block: Block) -> tuple[str, ...]:
 
 
 def _written(operation: Operation, names: dict[int, str]) -> str:
-    said = [str(v.tolist() if isinstance(v, torch.Tensor) else v) for _, v in sorted(operation.attributes.items())]
+    with disable_current_modes():  # the numbers of a constant, while a program is recorded, too
+        said = [str(v.tolist() if isinstance(v, torch.Tensor) else v) for _, v in sorted(operation.attributes.items())]
     operands = [names.get(i, f"outer{i}") for i in operation.operands]
     name = operation.name.removeprefix("stablehlo.")
     if name in _COMMUTES:
