@@ -195,10 +195,10 @@ def _with_symbols(trace: Trace, first: int, arguments: object) -> Trace:
     formulas of them."""
     tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)]
     symbols = {
-        symbol_of(n): (v, dim)
+        symbol: (v, dim)
         for v, x in reversed(list(zip(trace.inputs[first:], tensors, strict=False)))
         for dim, n in enumerate(x.shape)
-        if isinstance(n, torch.SymInt)
+        if isinstance(n, torch.SymInt) and (symbol := symbol_of(n))
     }
     return trace.with_(symbols={**trace.symbols, **symbols}) if symbols else trace
 
