@@ -119,6 +119,10 @@ def capture(
     held = [torch.empty(0, dtype=t.dtype, device=t.device) for t in types.values()]
     all_types = {**dict(enumerate(types.values())), **{len(names) + i: t for i, t in batch_types.items()}}
     rows = next((t.shape[0] for t in batch_types.values() if t.shape), None)
+    params = dict(model.named_parameters())
+    trained = {i for i, n in enumerate(names) if n in params and params[n].requires_grad}
+    given = enumerate(pytree.tree_leaves((batch, named)), len(names))
+    trained.update(i for i, x in given if isinstance(x, Tensor) and x.requires_grad)
 
     def traced_with(times: int | None) -> tuple[Traced, bool]:
         """With so many times the number that stands for rows that a mask selects, or one row; was there such a mask?"""
@@ -134,7 +138,9 @@ def capture(
 
             name = type(model).__name__
             traced = with_checks(
-                lambda: trace_function(selected, (held, batch, named, cached), types=all_types, name=name)
+                lambda: trace_function(
+                    selected, (held, batch, named, cached), types=all_types, name=name, trained=trained
+                )
             )
             return traced, bool(selecting[0].met)
 

@@ -55,7 +55,7 @@ class PipelinedStep(ShardedStep):
 
     def __call__(self, /, *batch: object, **named: object) -> object:
         leaves, _ = pytree.tree_flatten((batch, named))
-        what = self.model.training, *map(batch_key, leaves)
+        what = self.python.number(), *map(batch_key, leaves)
         program = self.programs.get(what)
         if program is None:
             microbatches = self._microbatches(leaves)
@@ -95,6 +95,7 @@ class PipelinedStep(ShardedStep):
             if what[0] > 1:
                 forward = self._over_all(forward, captured(1), what[0])
             self.captures[what] = forward, sharding.settle(model, forward)
+            self.python.settle()
         return self.captures[what]
 
     def _over_all(self, forward: Forward, whole: Forward, microbatches: int) -> Forward:

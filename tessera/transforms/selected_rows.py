@@ -154,6 +154,7 @@ class _OverAllRows:
     def equation(self, eqn: Equation, here: Equation, twice: Equation, few: Equation) -> None:
         if any(isinstance(a, Trace) for a in eqn.args):
             _refuse(eqn, f"{eqn.op} runs a function on rows of a mask")
+        out: Any
         with self.rewrite.at(eqn):
             after = self.behind(eqn) if eqn.opname == "cat" else None
             if after is not None:

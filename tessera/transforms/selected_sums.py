@@ -78,7 +78,7 @@ def together(rewrite: Rewrite, eqn: Equation, here: Equation, mask: Mask, dims: 
         for v, now in zip(tensors(eqn), tensors(here), strict=True) if v in dims
     }  # fmt: skip
     _check_any(rewrite, eqn, mask, dims)
-    out = rewrite.builder.emit(here.op, *here.substitute(filled).args, **here.kwargs)
+    out: Any = rewrite.builder.emit(here.op, *here.substitute(filled).args, **here.kwargs)
     if eqn.opname == "mean":
         return _shared(out, mask)
     if eqn.opname not in PLACES:
