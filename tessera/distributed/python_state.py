@@ -12,12 +12,16 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from operator import is_, itemgetter
 
 import torch
 from torch import Tensor, nn
+
+from tessera.frontends.functional.trace import autocast_state
+from tessera.torch_internals.dispatch import DisableAutocast, is_any_autocast_enabled
 
 INTERNAL = vars(nn.Module()).keys() - {"training", "_modules", "_forward_hooks", "_forward_pre_hooks"}
 PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
@@ -177,15 +181,25 @@ class _Cell(dict):
         return [(name, self[name]) for name in self]
 
 
+def casts_written() -> AbstractContextManager:
+    """A program runs whose casts are written in it."""
+    return DisableAutocast() if is_any_autocast_enabled() else nullcontext()
+
+
 class PythonState:
     def __init__(self, model: nn.Module, function: Callable | None = None) -> None:
         self.model, self.function = model, function
         self.states: list[_State] = []
         self.now = -1
+        self.key: tuple = ()  # of the last call
         self.why = ""  # the last new state is one
 
-    def number(self) -> int:
-        """Of the state that the model is in."""
+    def asked(self) -> tuple:
+        """The key of the state that the model is in, and of the modes that a program is captured under."""
+        self.key = self._number(), torch.get_default_dtype(), *autocast_state()
+        return self.key
+
+    def _number(self) -> int:
         if self.states and self.states[self.now].holds():
             return self.now
         found = next((n for n, state in enumerate(self.states) if state.holds()), None)

@@ -23,7 +23,7 @@ from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.object_key import NUMBERS, object_key
 from tessera.distributed.once import meet, once
 from tessera.distributed.plan import Layout, Plan
-from tessera.distributed.python_state import PythonState
+from tessera.distributed.python_state import PythonState, casts_written
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes, SymbolicArguments
 from tessera.distributed.users_line import at_users_line
@@ -73,12 +73,13 @@ class ShardedCall:
         if caches.objects:
             return self._with_caches(batch, named, leaves, caches)
         grad = torch.is_grad_enabled()
-        key = self.python.number(), grad, *(batch_key(x, grad) for x in leaves)
+        key = *self.python.asked(), grad, *(batch_key(x, grad) for x in leaves)
         program = self.programs.get(key)
         if program is None:
             program = self.programs[key] = self._for_sizes(batch, named, leaves, grad)
         self._agree(program, key, leaves)
-        return program([x for x in leaves if isinstance(x, Tensor)])
+        with casts_written():
+            return program([x for x in leaves if isinstance(x, Tensor)])
 
     def _agree(self, program: _Program, sizes: tuple, leaves: list) -> None:
         compilation = program.compilation
@@ -87,7 +88,7 @@ class ShardedCall:
 
     def _for_sizes(self, batch: tuple, named: dict, leaves: list, grad: bool) -> _Program:
         """A program that serves other sizes too, where sizes have changed; otherwise one for these."""
-        kind = self.python.now, grad, *(batch_key(x, grad, sizes=False) for x in leaves)
+        kind = self.python.key, grad, *(batch_key(x, grad, sizes=False) for x in leaves)
         if (program := self.sizes.known(kind, leaves)) is not None:
             return program
         given, reason = self.sizes.symbolic_arguments(kind, leaves) if self.dynamic else None, ""
@@ -106,11 +107,12 @@ class ShardedCall:
         caches.lay_out(sharding.plan, sharding.device_mesh)
         tensors, grad = caches.tensors, torch.is_grad_enabled()
         given = [batch_key(x, grad) for x in (*(x for x in leaves if not is_cache(x)), *tensors)]
-        key = self.python.number(), grad, *given, caches.key()
+        key = *self.python.asked(), grad, *given, caches.key()
         if key not in self.programs:
             self.programs[key] = self._prepare(batch, named, [*leaves, *tensors], grad, caches)
         self._agree(self.programs[key], key, [*leaves, *tensors])
-        return self.programs[key].with_caches([x for x in leaves if isinstance(x, Tensor)], caches)
+        with casts_written():
+            return self.programs[key].with_caches([x for x in leaves if isinstance(x, Tensor)], caches)
 
     @at_users_line
     def _prepare(

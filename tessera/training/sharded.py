@@ -19,7 +19,7 @@ from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.once import meet
 from tessera.distributed.plan import Layout
-from tessera.distributed.python_state import PythonState
+from tessera.distributed.python_state import PythonState, casts_written
 from tessera.distributed.room import bytes_of, check_room, in_gb
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes
@@ -78,21 +78,22 @@ class ShardedStep:
         leaves, _ = pytree.tree_flatten((batch, named))
         settings = self.settings
         waiting = tuple(n for n, p in self.params().items() if p.grad is not None) if settings.calls else ()
-        what = self.python.number(), *map(batch_key, leaves)
+        what = *self.python.asked(), *map(batch_key, leaves)
         program = self.programs.get((settings.updates, waiting, *what))
         if program is None:
             program = self._for_sizes(what, waiting, batch, named, leaves)
             self.programs[settings.updates, waiting, *what] = program
         if not self.agreement.knows(program.compilation, what):
             self._agree(program.compilation, what, leaves)
-        out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
+        with casts_written():
+            out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
         settings.done()
         return out
 
     @at_users_line
     def _for_sizes(self, what: tuple, waiting: tuple[str, ...], batch: tuple, named: dict, leaves: list) -> _Program:
         """A program that serves other sizes too, where sizes have changed; otherwise one for these."""
-        shared = self.settings.updates, waiting, what[0]
+        shared = self.settings.updates, waiting, self.python.key
         kind = *shared, *(batch_key(x, sizes=False) for x in leaves)
         if (program := self.sizes.known(kind, leaves)) is not None:
             return program

@@ -147,3 +147,47 @@ def test_what_a_forward_changes_is_told() -> None:
         with pytest.warns(UserWarning, match="Counting.calls was 1, is .: the forward changes it"):
             fast(x[:2])
         fast(x)
+
+
+class Casting(nn.Module):
+    """Under autocast its product is of bfloat16, and the sum is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            full = self.layer(x)
+        return self.layer(x) + torch.ones(4) + full
+
+
+def test_modes_around_calls() -> None:
+    torch.manual_seed(0)
+    model, x = Casting(), torch.randn(4, 4)
+    plain = copy.deepcopy(model)
+    with pretended({"dp": 1}) as mesh:
+        fast = tessera.jit(model, mesh=mesh, plan="ddp", executors="aten")
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), plain(x), rtol=0, atol=0)
+            for dtype in (torch.bfloat16, torch.float16):
+                with torch.autocast("cpu", dtype=dtype):
+                    torch.testing.assert_close(fast(x), plain(x), rtol=0, atol=0)
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert fast(x).dtype == plain(x).dtype == torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert len(tessera.explain(fast).graphs) == 4
+        step = tessera.train_step(
+            model, lambda m, x: m(x).float().square().mean(), torch.optim.SGD(model.parameters(), lr=0.1),
+            executors="aten",
+        )  # fmt: skip
+        by = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for enabled in (False, True, False):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                got, want = step(x), plain(x).float().square().mean()
+            want.backward()
+            by.step()
+            by.zero_grad()
+            torch.testing.assert_close(got, want.detach())
