@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from tessera.distributed.caches import Caches, Left
 from tessera.distributed.known_experts import known_experts
+from tessera.distributed.python_state import refuse_hooks
 from tessera.distributed.regions import Regions
 from tessera.distributed.stateless import left_as_it_was, with_tensors
 from tessera.distributed.weights import local_of, whole_type
@@ -87,6 +88,7 @@ def capture(
     """`function(model, *batch, **named)`, or the model's own call. `batch_types` are those of the tensors of the whole
     batch, by their place, then of those in caches; `watched` names modules whose results are wanted. What speaks of one
     rank's parts is run by `regions`: a model that calls collectives sees its rank's rows."""
+    refuse_hooks(model, function is not None)
     caches = caches or Caches(())
     exchange: Equation | None = None
     left: list[Left] = []

@@ -15,15 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass
 from functools import partial
-from operator import is_, itemgetter
+from operator import attrgetter, is_, itemgetter
 
 import torch
 from torch import Tensor, nn
 
 from tessera.frontends.functional.trace import autocast_state
+from tessera.torch_internals.autograd import hooks_of, leaf_state
 from tessera.torch_internals.dispatch import DisableAutocast, is_any_autocast_enabled
+from tessera.torch_internals.modules import HOOKS
+from tessera.torch_internals.modules import hooks_of as hooks_of_module
+from tessera.util.errors import CaptureError
 
-INTERNAL = vars(nn.Module()).keys() - {"training", "_modules", "_forward_hooks", "_forward_pre_hooks"}
+INTERNAL = vars(nn.Module()).keys() - {"training", "_modules", *HOOKS}
 PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 SAME = (Tensor, types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial)  # where they are the same
 MOST = 64  # elements of a container that are compared
@@ -106,7 +110,7 @@ def _is_plain(x: object) -> bool:
 def _copied(x: object) -> object:
     if isinstance(x, dict):
         return {name: _copied(v) for name, v in x.items()}
-    return type(x)(map(_copied, x)) if type(x) in (list, set) else x  # type: ignore[call-arg,arg-type]
+    return type(x)(map(_copied, x)) if type(x) in (list, set, tuple) else x  # type: ignore[call-arg,arg-type]
 
 
 class _State:
@@ -115,15 +119,16 @@ class _State:
     def __init__(self, model: nn.Module, function: Callable | None) -> None:
         self.names = [*_of_model(model), *(_of_function(function) if function is not None else ())]
         self.weights = [m._parameters for m in model.modules() if m._parameters]
-        self.trained = self._trained()
+        self.leaf_state = attrgetter("requires_grad") if function is None else leaf_state  # see `refuse_hooks`
+        self.trained = [_copied(x) for x in self._trained()]
         # asked at every call: the same as `names`, in the form that is looked through fastest
         self.held = [n.held for n in self.names if n.size != -1]
         self.sizes = [n.size for n in self.names if n.size != -1]
         self.plain = [(n.plain, n.held, n.values) for n in self.names if n.plain is not None]
         self.same = [(n.same, n.held, n.objects) for n in self.names if n.same is not None]
 
-    def _trained(self) -> list[bool]:
-        return [p.requires_grad for held in self.weights for p in held.values() if p is not None]
+    def _trained(self) -> list:
+        return [self.leaf_state(p) for held in self.weights for p in held.values() if p is not None]
 
     def holds(self) -> bool:
         try:
@@ -179,6 +184,22 @@ class _Cell(dict):
 
     def items(self) -> list:  # type: ignore[override]
         return [(name, self[name]) for name in self]
+
+
+def refuse_hooks(model: nn.Module, in_step: bool) -> None:
+    """Hooks on gradients inside of a program nobody would call."""
+    for name, module in model.named_modules():
+        if any(x for kind, x in hooks_of_module(module).items() if "backward" in kind):
+            raise CaptureError(
+                f"{name or type(model).__name__}: expected no backward hooks of modules, since backward is one "
+                "program on a mesh; a hook on a weight's gradient runs where jit is called and .backward()"
+            )
+    for name, p in model.named_parameters() if in_step else ():
+        if p.requires_grad and any(hooks_of(p)):
+            raise CaptureError(
+                f"{name}: expected no hook on its gradient, since a step on a mesh is one program; put what it does "
+                "into the loss function, or call jit, .backward() and the optimizer, where hooks run"
+            )
 
 
 def casts_written() -> AbstractContextManager:

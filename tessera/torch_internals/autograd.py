@@ -42,6 +42,12 @@ lazy_neg: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._neg_view
 tensor_hooks: Callable[[torch.Tensor], dict | None] = attrgetter("_backward_hooks")
 
 
+# Of a leaf: does it require gradients, and the hooks that wait for its own. Asked at every call.
+leaf_state: Callable[[torch.Tensor], tuple] = attrgetter(
+    "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks"
+)
+
+
 def take_hooks(result: torch.Tensor, hooks: OrderedDict) -> None:
     """From now on hooks that are set on what a function just gave are put here, and called from here."""
     result._backward_hooks = hooks

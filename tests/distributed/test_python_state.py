@@ -13,6 +13,7 @@ from steps import pretended
 from torch import Tensor, nn
 
 import tessera
+from tessera.util.errors import CaptureError
 
 RATE = 1.0
 
@@ -191,3 +192,38 @@ def test_modes_around_calls() -> None:
             by.step()
             by.zero_grad()
             torch.testing.assert_close(got, want.detach())
+
+
+HOOKED = {
+    "weight": lambda m: m.first.weight.register_hook(lambda grad: grad * 2),
+    "accumulated": lambda m: m.last.bias.register_post_accumulate_grad_hook(lambda p: None),
+    "module": lambda m: m.last.register_full_backward_hook(lambda module, grads, given: None),
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", HOOKED)
+def test_hooks_on_gradients(name: str, late: bool) -> None:
+    """In a step nobody would call them; beside jit, autograd does, but for those inside."""
+    says = {"weight": "first.weight: expected no hook", "accumulated": "last.bias", "module": "last: .* backward hooks"}
+    model, plain, x = twins()
+    with pretended({"dp": 1}) as mesh:
+        tessera.shard(model, mesh, "zero2")
+        step = tessera.train_step(
+            model, lambda m, x: m(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1), executors="aten"
+        )
+        fast = tessera.jit(model, executors="aten")
+        if late:
+            step(x), fast(x)
+        for m in (model, plain):
+            handle = HOOKED[name](m)
+        with pytest.raises(CaptureError, match=says[name]):
+            step(x)
+        if name == "module":
+            with pytest.raises(CaptureError, match=says[name]):
+                fast(x)
+        elif not late:
+            fast(x).sum().backward()
+            plain(x).sum().backward()
+            torch.testing.assert_close(model.first.weight.grad.to_local(), plain.first.weight.grad)
+        assert handle is not None
