@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass
 from functools import partial
-from operator import attrgetter, is_, itemgetter
+from operator import is_, itemgetter
 
 import torch
 from torch import Tensor, nn
 
 from tessera.frontends.functional.trace import autocast_state
-from tessera.torch_internals.autograd import hooks_of, leaf_state
+from tessera.torch_internals.autograd import hooks_of, leaf_states
 from tessera.torch_internals.dispatch import DisableAutocast, is_any_autocast_enabled
 from tessera.torch_internals.modules import HOOKS
 from tessera.torch_internals.modules import hooks_of as hooks_of_module
@@ -119,7 +119,7 @@ class _State:
     def __init__(self, model: nn.Module, function: Callable | None) -> None:
         self.names = [*_of_model(model), *(_of_function(function) if function is not None else ())]
         self.weights = [m._parameters for m in model.modules() if m._parameters]
-        self.leaf_state = attrgetter("requires_grad") if function is None else leaf_state  # see `refuse_hooks`
+        self.hooks = function is not None  # in a step: see `refuse_hooks`
         self.trained = [_copied(x) for x in self._trained()]
         # asked at every call: the same as `names`, in the form that is looked through fastest
         self.held = [n.held for n in self.names if n.size != -1]
@@ -128,7 +128,8 @@ class _State:
         self.same = [(n.same, n.held, n.objects) for n in self.names if n.same is not None]
 
     def _trained(self) -> list:
-        return [self.leaf_state(p) for held in self.weights for p in held.values() if p is not None]
+        weights = [p for held in self.weights for p in held.values() if p is not None]
+        return leaf_states(weights, self.hooks)
 
     def holds(self) -> bool:
         try:
