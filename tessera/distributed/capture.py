@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from tessera.distributed.caches import Caches, Left
 from tessera.distributed.known_experts import known_experts
+from tessera.distributed.python_state import refuse_hooks
 from tessera.distributed.regions import Regions
 from tessera.distributed.stateless import left_as_it_was, with_tensors
 from tessera.distributed.weights import local_of, whole_type
@@ -87,6 +88,7 @@ def capture(
     """`function(model, *batch, **named)`, or the model's own call. `batch_types` are those of the tensors of the whole
     batch, by their place, then of those in caches; `watched` names modules whose results are wanted. What speaks of one
     rank's parts is run by `regions`: a model that calls collectives sees its rank's rows."""
+    refuse_hooks(model, function is not None)
     caches = caches or Caches(())
     exchange: Equation | None = None
     left: list[Left] = []
@@ -119,6 +121,10 @@ def capture(
     held = [torch.empty(0, dtype=t.dtype, device=t.device) for t in types.values()]
     all_types = {**dict(enumerate(types.values())), **{len(names) + i: t for i, t in batch_types.items()}}
     rows = next((t.shape[0] for t in batch_types.values() if t.shape), None)
+    params = dict(model.named_parameters())
+    trained = {i for i, n in enumerate(names) if n in params and params[n].requires_grad}
+    given = enumerate(pytree.tree_leaves((batch, named)), len(names))
+    trained.update(i for i, x in given if isinstance(x, Tensor) and x.requires_grad)
 
     def traced_with(times: int | None) -> tuple[Traced, bool]:
         """With so many times the number that stands for rows that a mask selects, or one row; was there such a mask?"""
@@ -134,7 +140,9 @@ def capture(
 
             name = type(model).__name__
             traced = with_checks(
-                lambda: trace_function(selected, (held, batch, named, cached), types=all_types, name=name)
+                lambda: trace_function(
+                    selected, (held, batch, named, cached), types=all_types, name=name, trained=trained
+                )
             )
             return traced, bool(selecting[0].met)
 
@@ -195,10 +203,10 @@ def _with_symbols(trace: Trace, first: int, arguments: object) -> Trace:
     formulas of them."""
     tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)]
     symbols = {
-        symbol_of(n): (v, dim)
+        symbol: (v, dim)
         for v, x in reversed(list(zip(trace.inputs[first:], tensors, strict=False)))
         for dim, n in enumerate(x.shape)
-        if isinstance(n, torch.SymInt)
+        if isinstance(n, torch.SymInt) and (symbol := symbol_of(n))
     }
     return trace.with_(symbols={**trace.symbols, **symbols}) if symbols else trace
 

@@ -50,7 +50,9 @@ class SymbolicArguments:
         numbers = tuple(tuple(None if isinstance(n, torch.SymInt) else n for n in x.shape) for x in tensors)
         places: dict[str, list[tuple[int, int]]] = {}
         for (i, d), size in zip(pairs, sizes, strict=True):
-            places.setdefault(symbol_of(size), []).append((i, d))  # type: ignore[arg-type]
+            # empty where the program found out what it must be, and the guards say so
+            if symbol := symbol_of(size):  # type: ignore[arg-type]
+                places.setdefault(symbol, []).append((i, d))
         return Fits(self.env, guards_of(self.env, sizes), tuple(pairs), tuple(map(tuple, places.values())), numbers)  # type: ignore[arg-type]
 
 

@@ -31,13 +31,26 @@ class _Around(nn.Module):
 
 
 def with_tensors(model: nn.Module, tensors: Mapping[str, Tensor], fn: Callable[[], object]) -> object:
-    given = {f"model.{name}": x for name, x in tensors.items()}
+    given = {f"model.{name}": x for name, x in _tied(model, tensors).items()}
     left = dict(given)  # functional_call writes into it what the model held in the end
-    out = functional_call(_Around(model, fn), left, ())
+    out = functional_call(_Around(model, fn), left, (), tie_weights=False)
     for name, new in left.items():
         if new is not given[name]:
             _write(name.removeprefix("model."), given[name], new)
     return out
+
+
+def _tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Beside names of the model's own, those of weights that several modules share; a module that stands in several
+    places is given its tensors once, since PyTorch would put the second ones back in the end."""
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    given = {id(own[name]): x for name, x in tensors.items()}
+    there = [
+        (f"{prefix}.{key}" if prefix else key, x)
+        for prefix, module in model.named_modules()
+        for key, x in (*module._parameters.items(), *module._buffers.items())
+    ]
+    return {name: given[id(x)] for name, x in there if id(x) in given}
 
 
 def _write(name: str, held: Tensor, new: Tensor | None) -> None:

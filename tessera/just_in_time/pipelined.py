@@ -76,6 +76,7 @@ class PipelinedCall(ShardedCall):
             seen = over_whole_batch(forward, captured(1), count).seen
             forward = replace(forward, alone=warned(seen, "jit", "results", sharding.device_mesh))
         lies = sharding.settle(model, forward, leaves).on(sharding.plan.inner)
+        self.python.settle()
         needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
         grad = grad and caches is None and any(needs)
         kept, giving = ({}, {}) if caches is None else self._kept(forward, caches)

@@ -20,8 +20,10 @@ from tessera.distributed.caches import Caches, is_cache
 from tessera.distributed.caches import lies as lies_in_cache
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
+from tessera.distributed.object_key import NUMBERS, object_key
 from tessera.distributed.once import meet, once
 from tessera.distributed.plan import Layout, Plan
+from tessera.distributed.python_state import PythonState, casts_written
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes, SymbolicArguments
 from tessera.distributed.users_line import at_users_line
@@ -60,6 +62,7 @@ class ShardedCall:
         """`dynamic`: sizes that change become symbols."""
         self.model, self.sharding, self.options, self.backend = model, sharding, options, backend
         self.dynamic = dynamic
+        self.python = PythonState(model)
         self.programs: dict[tuple, _Program] = {}
         self.sizes: Sizes[_Program] = Sizes()
         self.agreement = Agreement(sharding)
@@ -70,12 +73,13 @@ class ShardedCall:
         if caches.objects:
             return self._with_caches(batch, named, leaves, caches)
         grad = torch.is_grad_enabled()
-        key = self.model.training, grad, *(batch_key(x, grad) for x in leaves)
+        key = *self.python.asked(), grad, *(batch_key(x, grad) for x in leaves)
         program = self.programs.get(key)
         if program is None:
             program = self.programs[key] = self._for_sizes(batch, named, leaves, grad)
         self._agree(program, key, leaves)
-        return program([x for x in leaves if isinstance(x, Tensor)])
+        with casts_written():
+            return program([x for x in leaves if isinstance(x, Tensor)])
 
     def _agree(self, program: _Program, sizes: tuple, leaves: list) -> None:
         compilation = program.compilation
@@ -84,7 +88,7 @@ class ShardedCall:
 
     def _for_sizes(self, batch: tuple, named: dict, leaves: list, grad: bool) -> _Program:
         """A program that serves other sizes too, where sizes have changed; otherwise one for these."""
-        kind = self.model.training, grad, *(batch_key(x, grad, sizes=False) for x in leaves)
+        kind = self.python.key, grad, *(batch_key(x, grad, sizes=False) for x in leaves)
         if (program := self.sizes.known(kind, leaves)) is not None:
             return program
         given, reason = self.sizes.symbolic_arguments(kind, leaves) if self.dynamic else None, ""
@@ -103,11 +107,12 @@ class ShardedCall:
         caches.lay_out(sharding.plan, sharding.device_mesh)
         tensors, grad = caches.tensors, torch.is_grad_enabled()
         given = [batch_key(x, grad) for x in (*(x for x in leaves if not is_cache(x)), *tensors)]
-        key = self.model.training, grad, *given, caches.key()
+        key = *self.python.asked(), grad, *given, caches.key()
         if key not in self.programs:
             self.programs[key] = self._prepare(batch, named, [*leaves, *tensors], grad, caches)
         self._agree(self.programs[key], key, [*leaves, *tensors])
-        return self.programs[key].with_caches([x for x in leaves if isinstance(x, Tensor)], caches)
+        with casts_written():
+            return self.programs[key].with_caches([x for x in leaves if isinstance(x, Tensor)], caches)
 
     @at_users_line
     def _prepare(
@@ -126,6 +131,7 @@ class ShardedCall:
         types, watched = sharding.whole_batch(shown), sharding.watched(model)
         forward = capture(model, None, batch, named, types, watched, caches, sharding.regions)
         lies = sharding.settle(model, forward, shown)
+        reason = reason or self.python.settle()
         needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
         name = f"{type(model).__name__}_{len(self.programs)}"
         whole = caches is None and any(isinstance(x, DTensor) for x in leaves)
@@ -139,7 +145,7 @@ class ShardedCall:
 def batch_key(x: object, grad: bool = False, sizes: bool = True) -> object:
     """What a program is made for; without `sizes`, what several programs have in common."""
     if not isinstance(x, Tensor):
-        return repr(x)
+        return repr(x) if isinstance(x, NUMBERS) else object_key(x)
     lies = x.placements if isinstance(x, DTensor) else ()
     return tuple(x.shape) if sizes else x.ndim, x.dtype, grad and x.requires_grad, lies
 

@@ -8,8 +8,8 @@ are cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from tessera.runtime.call import Layout
 from tessera.transforms.join import joined, renamed
 from tessera.transforms.pipelined.cut import KINDS, Part, Stages, cut
 from tessera.transforms.pipelined.orders import Step, orders
-from tessera.transforms.pipelined.places import Held, Where
+from tessera.transforms.pipelined.places import Held, NoOtherPlace, Where
 from tessera.transforms.pipelined.schedule import Schedule
 from tessera.transforms.shard.joint import Partition
 from tessera.transforms.vjp import Joint
@@ -90,12 +90,14 @@ def cut_run(run: ShardedRun, forward: Forward, piped: Piped) -> Pipeline:
     schedule, kept = piped.schedule, {batch[i]: stages for i, stages in piped.kept.items()}
     given_by = {v: (stage,) for i, stage in piped.made.items() if isinstance(v := outputs[i], Value)}
     where = _where(weights, piped, {**kept, **given_by})
-    stages = cut(joint, schedule.stages, [*weights.values(), *kept], where, again, schedule.split)
+    stages, held = _cut_at_homes(
+        lambda where: cut(joint, schedule.stages, [*weights.values(), *kept], where, again, schedule.split),
+        where, lambda stages: _held(weights, grads, stages, piped), piped
+    )  # fmt: skip
     for part, trace in stages.programs.items():
         if trace.equations:
             run.keep(title(part), trace)
     cotangents = dict(zip(joint.pulled, inputs[len(inputs) - len(joint.pulled) :], strict=True))
-    held = _held(weights, grads, stages, schedule)
     return Pipeline(
         stages, orders(schedule, stages), weights, buffers, batch, cotangents, grads, outputs, held
     )  # fmt: skip
@@ -147,15 +149,47 @@ def _where(weights: Mapping[str, Value], piped: Piped, kept: Mapping[Value, tupl
     return Where(starts=[[v for n, v in weights.items() if f"{n}.".startswith(f"{at}.")] for at in piped.starts])
 
 
-def _held(
-    weights: Mapping[str, Value], grads: Mapping[Value, Value], stages: Stages, schedule: Schedule
-) -> dict[str, Held]:
-    on, held = schedule.home, {}
+def _held(weights: Mapping[str, Value], grads: Mapping[Value, Value], stages: Stages, piped: Piped) -> dict[str, Held]:
+    """Who has each weight. Ranks that have it already keep it, whether this program reads it there or not."""
+    on, held = piped.schedule.home, {}
     for name, v in weights.items():
+        before = piped.homes[name] if piped.homes is not None else None
         stage = stages.home.get(grads[v]) if v in grads else None
-        owner = on[min(stages.readers[v], default=0) if stage is None else stage]
-        held[name] = Held(owner, tuple(sorted({*(on[s] for s in stages.readers[v]), owner})), stages.readers[v])
+        first = min(stages.readers[v], default=0) if stage is None else stage
+        owner = on[first] if before is None or stage is not None else before.owner
+        ranks = {*(on[s] for s in stages.readers[v]), owner, *(before.ranks if before is not None else ())}
+        held[name] = Held(owner, tuple(sorted(ranks)), stages.readers[v])
     return held
+
+
+def _cut_at_homes(
+    cut: Callable[[Where], Stages], where: Where, held_by: Callable[[Stages], dict[str, Held]], piped: Piped
+) -> tuple[Stages, dict[str, Held]]:
+    """Where the fewest bytes cross, the gradient of a weight may come up on a rank that does not update it: then the
+    next best place beside its stage is tried."""
+    choices = [0] * (piped.schedule.stages - 1)
+    first: tuple[Stages, dict[str, Held]] | None = None
+    while True:
+        try:
+            stages = cut(replace(where, choices=choices))
+        except NoOtherPlace:
+            assert first is not None  # whoever settles says which weight it is
+            return first
+        held = held_by(stages)
+        first = first or (stages, held)
+        wrong = set[int]()
+        for name, now in held.items() if piped.homes is not None else ():
+            before = piped.homes[name]  # type: ignore[index]
+            if now.owner != before.owner or now.ranks != before.ranks:
+                near = {*before.stages, *now.stages, *_stages_on(piped.schedule, {now.owner, before.owner})}
+                wrong.update(range(min(near), max(near)))
+        if not wrong:
+            return stages, held
+        choices = [n + (k in wrong) for k, n in enumerate(choices)]
+
+
+def _stages_on(schedule: Schedule, ranks: Collection[int]) -> list[int]:
+    return [stage for stage, rank in schedule.home.items() if rank in ranks]
 
 
 class PartRun(Run):

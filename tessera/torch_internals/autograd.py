@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -40,6 +40,17 @@ lazy_neg: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._neg_view
 
 # The hooks that wait for the gradient of a tensor; None where there are none. Asked at every call of a graph.
 tensor_hooks: Callable[[torch.Tensor], dict | None] = attrgetter("_backward_hooks")
+
+
+_leaf_state = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+_requires_grad = attrgetter("requires_grad")
+_PlainGetters = symbol("torch._C.DisableTorchFunctionSubclass", "reading flags of DTensors at every call")
+
+
+def leaf_states(leaves: Iterable[torch.Tensor], hooks: bool) -> list:
+    """Do they require gradients, and with `hooks` those that wait for their own."""
+    with _PlainGetters():
+        return list(map(_leaf_state if hooks else _requires_grad, leaves))
 
 
 def take_hooks(result: torch.Tensor, hooks: OrderedDict) -> None:

@@ -20,6 +20,7 @@ from tessera.distributed.channel import GroupChannel
 from tessera.distributed.once import meet
 from tessera.distributed.pipelined import Worker, joined
 from tessera.distributed.plan import Layout
+from tessera.distributed.python_state import casts_written
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.users_line import at_users_line
 from tessera.distributed.whole_batch import over_whole_batch
@@ -55,7 +56,7 @@ class PipelinedStep(ShardedStep):
 
     def __call__(self, /, *batch: object, **named: object) -> object:
         leaves, _ = pytree.tree_flatten((batch, named))
-        what = self.model.training, *map(batch_key, leaves)
+        what = *self.python.asked(), *map(batch_key, leaves)
         program = self.programs.get(what)
         if program is None:
             microbatches = self._microbatches(leaves)
@@ -66,7 +67,8 @@ class PipelinedStep(ShardedStep):
             program = self.programs[what] = program.again()
         if not self.agreement.knows(program.compilation, what):
             self._agree(program.compilation, what, leaves)
-        out = program.run([x for x in leaves if isinstance(x, Tensor)])
+        with casts_written():
+            out = program.run([x for x in leaves if isinstance(x, Tensor)])
         self.settings.done()
         return out
 
@@ -95,6 +97,7 @@ class PipelinedStep(ShardedStep):
             if what[0] > 1:
                 forward = self._over_all(forward, captured(1), what[0])
             self.captures[what] = forward, sharding.settle(model, forward)
+            self.python.settle()
         return self.captures[what]
 
     def _over_all(self, forward: Forward, whole: Forward, microbatches: int) -> Forward:

@@ -19,6 +19,7 @@ from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.once import meet
 from tessera.distributed.plan import Layout
+from tessera.distributed.python_state import PythonState, casts_written
 from tessera.distributed.room import bytes_of, check_room, in_gb
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes
@@ -65,6 +66,7 @@ class ShardedStep:
         self.model, self.loss_fn, self.state, self.settings = model, loss_fn, state, settings
         self.sharding = sharding
         self.params, self.buffers = Named(model, "_parameters"), Named(model, "_buffers")
+        self.python, self.why = PythonState(model, loss_fn), ""
         self.captures: dict[tuple, tuple[Forward, Layout]] = {}
         self.programs: dict[tuple, _Program] = {}
         self.sizes: Sizes[_Program] = Sizes()
@@ -76,21 +78,22 @@ class ShardedStep:
         leaves, _ = pytree.tree_flatten((batch, named))
         settings = self.settings
         waiting = tuple(n for n, p in self.params().items() if p.grad is not None) if settings.calls else ()
-        what = self.model.training, *map(batch_key, leaves)
+        what = *self.python.asked(), *map(batch_key, leaves)
         program = self.programs.get((settings.updates, waiting, *what))
         if program is None:
             program = self._for_sizes(what, waiting, batch, named, leaves)
             self.programs[settings.updates, waiting, *what] = program
         if not self.agreement.knows(program.compilation, what):
             self._agree(program.compilation, what, leaves)
-        out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
+        with casts_written():
+            out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
         settings.done()
         return out
 
     @at_users_line
     def _for_sizes(self, what: tuple, waiting: tuple[str, ...], batch: tuple, named: dict, leaves: list) -> _Program:
         """A program that serves other sizes too, where sizes have changed; otherwise one for these."""
-        shared = self.settings.updates, waiting, self.model.training
+        shared = self.settings.updates, waiting, self.python.key
         kind = *shared, *(batch_key(x, sizes=False) for x in leaves)
         if (program := self.sizes.known(kind, leaves)) is not None:
             return program
@@ -107,7 +110,7 @@ class ShardedStep:
         if program is None:
             forward, lies = self._captured(what, batch, named, leaves)
             program = self._prepare(forward, lies, waiting)
-            self.backend.graphs[-1].recompile_reason = reason
+            self.backend.graphs[-1].recompile_reason, self.why = reason or self.why, ""
         meet()
         return program
 
@@ -132,6 +135,7 @@ class ShardedStep:
                 model, self.loss_fn, batch, named, whole, sharding.watched(model), regions=sharding.regions
             )
             self.captures[what] = forward, sharding.settle(model, forward, leaves)
+            self.why = self.python.settle()
         return self.captures[what]
 
     def _prepare(self, forward: Forward, lies: Layout, waiting: tuple[str, ...]) -> _Program:

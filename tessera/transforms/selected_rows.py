@@ -6,9 +6,10 @@ numbers that nobody reads.
 
     y = tessera.selected_rows(x, mask)   -->   y = where(mask, x, filling)
     z = aten.linear(y, w)                -->   z = aten.linear(y, w), over all rows
-    aten.sum(z)                          -->   aten.sum(where(mask, z, 0))
-    aten.mean(z)                         -->   that, by how many rows the mask selects
+    aten.sum(z)                          -->   aten.sum(where(mask, z, 0)), and so on (`selected_sums.py`)
     aten.cross_entropy_loss(z, labels)   -->   aten.cross_entropy_loss(z, where(mask, labels, ignore_index))
+    aten.cat([z, other])                 -->   aten.cat([z, other]), and of their masks (`selected_masks.py`)
+    tessera.spread_rows(x, mask, z)      -->   where(mask, z, x): x with x[mask] = z
 
 A number in the program that grows with the rows is replaced by their count, which is a value. Where rows meet in
 another way, or a program does something else if there are none, it is refused with its line.
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -28,35 +28,30 @@ from tessera.ir.equation import Arg, Equation, Special, Value, values_in
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import draws, schema_of
 from tessera.ir.trace import Trace
+from tessera.ir.views import RESHAPES
 from tessera.ops.factors.rule import arguments, tensors
 from tessera.ops.families import cast
 from tessera.transforms.pipelined.rows import MADE, NONE, How, Rows, aligned, how
+from tessera.transforms.selected_masks import Mask, Masks
+from tessera.transforms.selected_sums import along, kept, together
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
 
 LABELLED = names("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d")
-ADDED_UP = names("sum mean count_nonzero any mm matmul bmm mv dot")
 COUNTED = names("mul div add sub rsub")  # with a number that is how many rows there are
 
 
-def _never(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _never(*_: object) -> torch.Tensor:
     raise AssertionError("selected rows are written over all rows before a program runs")
 
 
 SELECTED = Special("selected_rows", _never)
-
-
-@dataclass(frozen=True)
-class Mask:
-    rows: Value  # which of all rows
-    count: Value  # how many of them
-    size: int  # the number that stood for that
-    every: int  # how many there are in all
+SPREAD = Special("spread_rows", _never)  # x where rows that a mask selects are replaced; then the number of them
 
 
 def over_all_rows(trace: Trace, twice: Trace, few: Trace, fewest: int) -> Trace:
     """`few` is the program over `fewest` rows, none or one: it shows whether the program asks how many there are."""
-    rows = aligned(trace, twice, 2)
+    rows = aligned(trace, twice, 2, lambda size, longer: size <= longer)
     first = next(eqn for eqn in trace.equations if eqn.op is SELECTED)
     if rows is None or [eqn.op for eqn in few.equations] != [eqn.op for eqn in trace.equations]:
         _refuse(first, "the program does something else where more rows, or fewer, are selected")
@@ -76,8 +71,9 @@ def _refuse(eqn: Equation, why: str) -> NoReturn:
 
 class _OverAllRows:
     def __init__(self, trace: Trace, twice: Trace, few: Trace, rows: Rows, fewest: int) -> None:
-        self.rewrite, self.twice, self.few, self.rows, self.fewest = Rewrite(trace), twice, few, rows, fewest
-        self.masks: dict[int, Mask] = {}
+        self.rewrite, self.twice, self.few, self.rows = Rewrite(trace), twice, few, rows
+        self.masks = Masks(fewest)
+        self.of: dict[Value, Mask] = {}  # of the old program's values, which rows they have
 
     def run(self) -> Trace:
         trace = self.rewrite.trace
@@ -86,6 +82,8 @@ class _OverAllRows:
         ):
             if eqn.op is SELECTED:
                 self.enter(eqn, here)
+            elif eqn.op is SPREAD:
+                self.spread(eqn, here)
             elif self.rows.has((*eqn.inputs(), *eqn.results())):
                 self.equation(eqn, here, twice, few)
             elif any(a != b for other in (twice, few) for a, b in _numbers(eqn, other)):
@@ -103,96 +101,143 @@ class _OverAllRows:
     def enter(self, eqn: Equation, here: Equation) -> None:
         x, mask = here.args
         assert isinstance(x, Value) and isinstance(mask, Value) and isinstance(size := eqn.out.shape[0], int)
-        sizes = [n for n in mask.shape if isinstance(n, int)]
-        if len(sizes) < mask.ndim or any(not isinstance(n, int) for n in x.shape):
+        if any(not isinstance(n, int) for n in (*mask.shape, *x.shape)):
             _refuse(eqn, "x[mask] of a size that changes")
-        every = math.prod(sizes)
+        every = math.prod(int(n) for n in mask.shape)
         with self.rewrite.at(eqn):
-            if size not in self.masks:
-                flat = aten.reshape(mask, [every])
-                self.masks[size] = Mask(flat, aten.sum(flat), size, every)
+            if size not in self.masks.selected:
+                self.masks.select(size, aten.reshape(self.among(eqn, mask), [every]))
+            chosen = self.masks.selected[size]
             x = aten.reshape(x, [every, *x.shape[mask.ndim :]])
-            self.rewrite.rename(eqn.out, aten.where(self.along(self.masks[size], x, 0), x, _filling(x)))
+            self.rewrite.rename(eqn.out, aten.where(along(chosen, x, 0), x, _filling(x)))
+        self.of[eqn.out] = chosen
+
+    def among(self, eqn: Equation, mask: Value) -> Value:
+        """A mask over rows that another one selected says nothing of those that it left out."""
+        x, old = eqn.args
+        assert isinstance(x, Value) and isinstance(old, Value)
+        if not self.rows.dims(x) and not self.rows.dims(old):
+            return mask
+        if self.rows.dims(x) != self.rows.dims(old) or self.of[x] is not self.of[old]:
+            _refuse(eqn, "x[mask] of rows that another mask selects")
+        return kept(self.of[x], mask, self.rows.dims(x)[0], 0)
+
+    def spread(self, eqn: Equation, here: Equation) -> None:
+        """Rows go back where the mask took them from."""
+        x, mask, rows, _ = here.args
+        _, _, old, size = eqn.args
+        assert isinstance(x, Value) and isinstance(mask, Value) and isinstance(rows, Value)
+        assert isinstance(old, Value) and isinstance(size, int)
+        if self.rows.dims(old) and (self.rows.dims(old) != [0] or self.of[old] is not self.masks.selected.get(size)):
+            _refuse(eqn, "rows that one mask selects are written where another one says")
+        if not self.rows.dims(old) and old.shape[0] != 1:
+            _refuse(eqn, "rows of another number are written where a mask says")
+        with self.rewrite.at(eqn):
+            there = aten.reshape(mask, [*mask.shape, *(1 for _ in x.shape[mask.ndim :])])
+            first = mask.shape if self.rows.dims(old) else [1] * mask.ndim
+            self.rewrite.rename(eqn.out, aten.where(there, aten.reshape(rows, [*first, *rows.shape[1:]]), x))
+        if self.rows.dims(eqn.out):
+            (given,) = {self.of[v] for v in eqn.inputs() if self.rows.dims(v) and v is not old}
+            self.of[eqn.out] = given
 
     # --- rows ---
 
     def mask_of(self, eqn: Equation) -> Mask:
-        sizes = {v.shape[d] for v in (*eqn.inputs(), *eqn.results()) for d in self.rows.dims(v)}
-        masks = {self.masks.get(n) for n in sizes}  # type: ignore[arg-type]
-        if len(masks) > 1 or None in masks:
+        given = {self.of[v] for v in eqn.inputs() if self.rows.dims(v)}
+        if not given:
+            made = {self.masks.of_size(v.shape[d]) for v in eqn.results() for d in self.rows.dims(v)}
+            given = {mask for mask in made if mask is not None} if None not in made else set()
+        if len(given) != 1:
             _refuse(eqn, f"{eqn.op} joins rows of a mask with other dimensions")
-        return masks.pop()  # type: ignore[return-value]
-
-    def along(self, mask: Mask, v: Value, dim: int) -> Value:
-        """The mask as one may read it beside a value."""
-        return aten.reshape(mask.rows, [mask.every if d == dim else 1 for d in range(v.ndim)])
-
-    def kept(self, mask: Mask, v: Value, dim: int, other: float) -> Value:
-        """A value that holds something else in rows that were left out."""
-        return aten.where(self.along(mask, v, dim), v, aten.full_like(v, other))
+        return given.pop()
 
     def equation(self, eqn: Equation, here: Equation, twice: Equation, few: Equation) -> None:
-        mask, given = self.mask_of(eqn), self.rows.has(eqn.inputs())
         if any(isinstance(a, Trace) for a in eqn.args):
             _refuse(eqn, f"{eqn.op} runs a function on rows of a mask")
-        for (number, two), (_, less) in zip(_numbers(eqn, twice), _numbers(eqn, few), strict=True):
-            if less != (number if number == two else self.fewest):
-                self.refuse_number(eqn)
-        made = eqn.opname in MADE
-        if not given and not made and eqn.opname != "expand" and not draws(eqn.op, eqn.args, eqn.kwargs):
-            _refuse(eqn, f"{eqn.op} makes as many as a mask selects")
-        way = how(eqn, twice, self.rows) if given and not made else How.APART
+        out: Any
         with self.rewrite.at(eqn):
-            if way == How.APART:
-                out = self.apart(eqn, here, twice, mask)
-            elif way == How.TOGETHER:
-                _refuse(eqn, f"{eqn.op} looks at rows of a mask together")
-            elif isinstance(arguments(eqn).get("reduction"), int):
-                out = self.loss(eqn, here, mask, way)
-            elif eqn.opname in ADDED_UP:
-                out = self.added_up(eqn, here, mask)
+            after = self.behind(eqn) if eqn.opname == "cat" else None
+            if after is not None:
+                masks, out = (after, after), self.rewrite.builder.emit(eqn.op, *here.args, **here.kwargs)
             else:
-                _refuse(eqn, f"{eqn.op} adds up rows of a mask")
+                mask = self.mask_of(eqn)
+                masks = mask, self.reshaped(eqn, mask)
+                out = self.result(eqn, here, twice, few, masks)
         listed = out if isinstance(out, (list, tuple)) else [out]
         for old, new in zip(eqn.outputs, listed, strict=True):
             if old is not None:
+                if any(old.shape[d] != masks[1].size for d in self.rows.dims(old)) or new is None:
+                    _refuse(eqn, f"{eqn.op} joins rows of a mask with other dimensions")
+                self.of[old] = masks[1]
                 self.rewrite.rename(old, new)
 
-    def apart(self, eqn: Equation, here: Equation, twice: Equation, mask: Mask) -> Any:
+    def behind(self, eqn: Equation) -> Mask | None:
+        """The rows of what is joined along rows."""
+        parts = tensors(eqn)
+        (dim,) = self.rows.dims(eqn.out)[:1] or [None]
+        if dim is None or dim != arguments(eqn).get("dim", 0) % eqn.out.ndim:
+            return None
+        sizes = [self.of[v] if self.rows.dims(v) else v.shape[dim] for v in parts]
+        if not all(isinstance(n, (Mask, int)) for n in sizes):
+            return None
+        return self.masks.joined(sizes)  # type: ignore[arg-type]
+
+    def reshaped(self, eqn: Equation, mask: Mask) -> Mask:
+        """The rows of what shows rows in another shape, in their order."""
+        if eqn.opname not in RESHAPES or not self.rows.dims(x := tensors(eqn)[0]):
+            return mask
+        out = eqn.out
+        (dim,), there = self.rows.dims(x), self.rows.dims(out)
+        if len(there) != 1 or math.prod(x.shape[:dim]) != math.prod(out.shape[: there[0]]):
+            _refuse(eqn, f"{eqn.op} joins rows of a mask with other dimensions")
+        return self.masks.split(mask, out.shape[there[0]]) or mask
+
+    def result(self, eqn: Equation, here: Equation, twice: Equation, few: Equation, masks: tuple[Mask, Mask]) -> Any:
+        mask, given, made = masks[0], self.rows.has(eqn.inputs()), eqn.opname in MADE
+        triples = {m.sizes for m in masks}
+        for (number, two), (_, less) in zip(_numbers(eqn, twice), _numbers(eqn, few), strict=True):
+            if (number, two, less) != (number,) * 3 and (number, two, less) not in triples:
+                self.refuse_number(eqn)
+        if not given and not made and eqn.opname != "expand" and not draws(eqn.op, eqn.args, eqn.kwargs):
+            _refuse(eqn, f"{eqn.op} makes as many as a mask selects")
+        apart = not given or made or eqn.opname in RESHAPES
+        way = How.APART if apart else how(eqn, twice, self.rows)
+        if way == How.APART:
+            return self.apart(eqn, here, twice, masks)
+        if isinstance(arguments(eqn).get("reduction"), int):
+            return self.loss(eqn, here, mask, way)
+        dims = {v: self.rows.dims(v) for v in tensors(eqn) if self.rows.dims(v)}
+        alone = all(len(there) == 1 for there in dims.values()) and (way != How.TOGETHER or len(tensors(eqn)) == 1)
+        out = together(self.rewrite, eqn, here, mask, {v: d for v, (d,) in dims.items()}) if alone else None
+        if out is None:
+            _refuse(eqn, f"{eqn.op} looks at rows of a mask together")
+        return out
+
+    def apart(self, eqn: Equation, here: Equation, twice: Equation, masks: tuple[Mask, Mask]) -> Any:
+        every = {m.size: m.every for m in masks}
+
         def resized(now: Arg, mine: Arg, theirs: Arg) -> Arg:
             if isinstance(now, (list, tuple)):
                 return [resized(*each) for each in zip(now, mine, theirs, strict=True)]  # type: ignore[arg-type]
             if isinstance(mine, (Value, Trace)) or mine is None or mine == theirs:
                 return now
-            if mine != mask.size:
+            if mine not in every:
                 self.refuse_number(eqn)
-            return mask.every if eqn.opname not in COUNTED else cast(mask.count, eqn.out.dtype)
+            return every[mine] if eqn.opname not in COUNTED else cast(masks[0].count, eqn.out.dtype)  # type: ignore[index]
 
         args = [resized(*each) for each in zip(here.args, eqn.args, twice.args, strict=True)]
         kwargs = {name: resized(a, eqn.kwargs[name], twice.kwargs[name]) for name, a in here.kwargs.items()}
         return self.rewrite.builder.emit(eqn.op, *args, **kwargs)
 
-    def added_up(self, eqn: Equation, here: Equation, mask: Mask) -> Any:
-        zeros = {
-            now: self.kept(mask, now, dim, 0)
-            for v, now in zip(tensors(eqn), tensors(here), strict=True) for dim in self.rows.dims(v)
-        }  # fmt: skip
-        out = self.rewrite.builder.emit(eqn.op, *here.substitute(zeros).args, **here.kwargs)
-        return self.shared(out, mask) if eqn.opname == "mean" else out
-
-    def shared(self, mean: Any, mask: Mask) -> Value:
-        """A mean over all rows, over those that count."""
-        return aten.div(aten.mul(mean, mask.every), cast(mask.count, mean.dtype))
-
     def loss(self, eqn: Equation, here: Equation, mask: Mask, way: How) -> Any:
         given = arguments(here)
         if eqn.opname in LABELLED and not (target := given["target"]).tensor.is_float:
-            places = {target: self.kept(mask, target, 0, given["ignore_index"])}
+            places = {target: kept(mask, target, 0, given["ignore_index"])}
             return self.rewrite.builder.emit(eqn.op, *here.substitute(places).args, **here.kwargs)
         if eqn.many or any(self.rows.dims(v) != [0] for v in tensors(eqn) if self.rows.dims(v)):
             _refuse(eqn, f"{eqn.op} averages rows of a mask")
         each: Any = self.rewrite.builder.emit(eqn.op, *_without_reduction(here), **here.bound()[1])
-        out = aten.sum(self.kept(mask, each, 0, 0))
+        out = aten.sum(kept(mask, each, 0, 0))
         size = math.prod(each.shape[1:])
         return aten.div(out, aten.mul(cast(mask.count, out.dtype), size)) if way == How.MEAN else out
 
@@ -205,15 +250,16 @@ class _OverAllRows:
             self.refuse_number(eqn)
         (place,) = places
         number: Any = eqn.args[place]
-        mask = next((m for size, m in self.masks.items() if number % size == 0), None)
-        if mask is None or twice.args[place] != 2 * number:
+        mask = next((m for m in self.masks.all() if number % m.size == 0), None)
+        times = number // mask.size if mask is not None else 0
+        if mask is None or twice.args[place] != times * mask.sizes[1]:
             self.refuse_number(eqn)
         # `max(len(rows), 1)` is another number where there are none
-        least: Any = few.args[place] if self.fewest == 0 else 0
-        if least not in (0, 1) or few.args[place] != max(number // mask.size * self.fewest, least):
+        least: Any = few.args[place] if mask.sizes[2] == 0 else 0
+        if least not in (0, 1) or few.args[place] != max(times * mask.sizes[2], least):
             self.refuse_number(eqn)
         with self.rewrite.at(eqn):
-            count = aten.clamp_min(aten.mul(mask.count, number // mask.size), least)
+            count = aten.clamp_min(aten.mul(mask.count, times), least)
             args = [cast(count, eqn.out.dtype) if i == place else a for i, a in enumerate(here.args)]
             self.rewrite.rename(eqn.out, getattr(aten, eqn.opname)(*args, **here.kwargs))
 

@@ -48,11 +48,11 @@ def same(got: Tensor, want: Tensor) -> None:
     assert (got - want).norm() <= 1e-11 * want.norm() + 1e-14, (got - want).norm()
 
 
-def same_grads(model: nn.Module, plain: nn.Module) -> None:
+def same_grads(model: nn.Module, plain: nn.Module, all_here: bool = False) -> None:
     """Of every weight that this rank has."""
     plain_grads = {name: p.grad for name, p in plain.named_parameters()}
     mine = {name: p for name, p in model.named_parameters() if not local_of(p).is_meta}
-    assert 0 < len(mine) < len(plain_grads)
+    assert 0 < len(mine) < len(plain_grads) + all_here
     for name, p in model.named_parameters():
         if name in mine:
             same(p.grad.full_tensor(), plain_grads[name])
@@ -71,6 +71,43 @@ def inference(rank: int) -> None:
             same(fast(ids[:4]), want(ids[:4]))  # programs of another size are cut where the weights are
         text = str(tessera.explain(fast))
         assert "stage 1 on rank 1" in text and "B0" not in text
+
+
+class Unrolled(nn.Module):
+    """Its cell runs at every place, so several stages read it, and `decay` is read where it is cheap to cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.cell, self.head = nn.Embedding(48, 8), nn.GRUCell(8, 8), nn.Linear(8, 48)
+        self.decay = nn.Parameter(torch.rand(8))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        state, states = self.words.weight.new_zeros(ids.shape[0], 8), []
+        for place in range(4):
+            state = self.cell(self.words(ids[:, place]), state) * torch.exp(-self.decay)
+            states.append(self.head(state))
+        return torch.stack(states, 1)
+
+
+def sizes_that_change(rank: int) -> None:
+    """Calls of two sizes in turn, with updates between: ranks that share a weight have it alike, whoever reads it."""
+    ids, mesh = token_batches(1, ROWS)[0][0], tessera.mesh(device="cpu", pp=2)
+    for make, args in ((Unrolled, ()), (Llama, (1,)), (GPT, (1,))):
+        model = seeded(make, *args)
+        plain = copy.deepcopy(model)
+        fast = tessera.jit(model, mesh=mesh, plan="1f1b", executors="aten")
+        updates = [torch.optim.SGD(m.parameters(), lr=1e-2) for m in (model, plain)]
+        for rows in (ROWS, 4, ROWS, 4):
+            got, want = fast(ids[:rows]), plain(ids[:rows])
+            same(got, want)
+            for out in (got, want):
+                out.square().mean().backward()
+            same_grads(model, plain, make is Unrolled)
+            for by in updates:
+                by.step()
+                by.zero_grad()
+        with torch.no_grad():
+            same(fast.eval()(ids), plain.eval()(ids))
 
 
 def gradients(rank: int) -> None:
@@ -258,5 +295,5 @@ def generates_beside_heads(rank: int) -> None:
     assert fast.generate(PROMPT, **GREEDY).tolist() == want.tolist()
 
 
-TWO = ["inference", "gradients", "forms", "written", "refusals", "generates", "stored"]
+TWO = ["inference", "sizes_that_change", "gradients", "forms", "written", "refusals", "generates", "stored"]
 FOUR = ["beside_other_axes", "generates_beside_heads"]

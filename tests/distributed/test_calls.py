@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
+import numpy as np
+import pytest
 import torch
 from models import Pictures, picture_batches
 from steps import pretended
 
 import tessera
+from tessera.util.errors import InputError
 
 
 def test_running_statistics_and_gradients() -> None:
@@ -64,3 +68,43 @@ def test_frozen_weights_have_no_gradient() -> None:
         tessera.shard(model, mesh, "zero3")
         tessera.jit(model, executors="aten")(torch.randn(2, 4))["mean"].backward()
         assert model.layer.bias.grad is None and model.layer.weight.grad is not None
+
+
+@dataclass
+class Batch:
+    rows: torch.Tensor
+    scale: float = 1.0
+
+
+@dataclass
+class Known(Batch):
+    pass
+
+
+torch.utils._pytree.register_dataclass(Known)
+
+
+class Whole:
+    def __init__(self, power: float) -> None:
+        self.power = power
+
+
+class Reading(torch.nn.Linear):
+    def forward(self, batch: object, how: object = None) -> torch.Tensor:
+        rows = torch.as_tensor(getattr(batch, "rows", batch))
+        return super().forward(rows) * getattr(batch, "scale", 1.0) * getattr(how, "power", 1.0)
+
+
+def test_objects_as_arguments() -> None:
+    model, how = Reading(4, 4).double(), Whole(1.0)
+    plain = copy.deepcopy(model)
+    x, y = torch.randn(2, 2, 4, dtype=torch.float64)
+    with pretended({"dp": 1}) as mesh:
+        fast = tessera.jit(model, mesh=mesh, plan="ddp", executors="aten")
+        for batch, power in ((Known(x), 1.0), (Known(y), 1.0), (Known(y, 2.0), 1.0), (y, 3.0), (y, 1.0)):
+            how.power = power
+            torch.testing.assert_close(fast(batch, how), plain(batch, how))
+        assert len(tessera.explain(fast).graphs) == 4
+        for batch, says in ((Batch(x), "Batch.rows: expected tensors as arguments"), (np.ones((2, 4)), "as_tensor")):
+            with pytest.raises(InputError, match=rf"test_calls.py:\d+: .*{says}"):
+                fast(batch)

@@ -64,8 +64,54 @@ def whole_rows(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
     return x[(ids > 40).any(1)].mean() + x[ids > 99].sum() + off
 
 
+def among_others(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    """Rows that are selected among rows that were; what the first mask left out counts for neither."""
+    rows = model(ids)[ids > 9]
+    kept, unlike = rows[rows[:, 0] > 0], torch.masked_select(rows, rows < 0.1)
+    return kept.square().sum() / kept.shape[0] + rows[labels[ids > 9] > 20].mean() + unlike.sum() / 50
+
+
+def written_back(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    x, mask = model(ids), ids > 9
+    out, other = torch.zeros_like(x), x.clone()
+    out[mask] = x[mask] * 2
+    other[mask, :4] = x[mask][:, :1].exp()
+    other[~mask] += 1
+    rows = x[mask].clone()
+    rows[rows[:, 0] > 0] *= 5
+    scattered = x.masked_scatter(x > 0, x[x > 0] * 3)
+    return out.square().mean() + other.sin().mean() + rows.mean() + scattered.mean()
+
+
+def behind_others(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    x, some, few = model(ids), ids > 9, ids <= 5
+    chosen = torch.cat([labels[some], labels[few], labels[some]])
+    plain = torch.cat([x[some], x.new_ones(3, 16) * x.mean()])
+    beside = torch.cat([x[some], x[some] * 2], 1)
+    loss = F.cross_entropy(model.head(torch.cat([x[some], x[few], x[some]])), chosen)
+    return loss + plain.square().mean() + plain.sum() / len(plain) + beside.mean()
+
+
+def in_other_shapes(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    rows = model(ids)[ids > 9]
+    heads, flat, halves = rows.view(-1, 4, 4), rows.reshape(-1), rows.view(-1, 8)
+    each = heads.softmax(-1).square().sum() / heads.shape[0] + flat.square().mean()
+    return each + flat.view(-1, 16).exp().mean() + halves.amax(1).mean() + halves.amin(0).sum()
+
+
+def extremes(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    rows = model(ids)[ids > 9]
+    values = rows.amax(0) + rows.amin() + rows.max() + rows.max(0).values + rows.logsumexp(0) + rows.norm(dim=0)
+    spread = rows.std(0) + rows.var() + torch.std_mean(rows, 0)[1] + rows.norm()
+    places = rows.argmax(0) + rows.min(0).indices + rows[:, 0].argmin() + (rows > -5).all()
+    each = rows.softmax(0).square() + rows.cumsum(0)
+    return (values + spread + places + (rows.abs() + 0.9).prod(0)).sum() + each.mean()
+
+
 CASES = [
     *((loss, ("zero3", "tensor")) for loss in (labelled, counted, edges, pairs, whole_rows)),
+    *((loss, ("zero3", "tensor")) for loss in (among_others, behind_others, in_other_shapes, extremes)),
+    *((written_back, words) for words in (("zero3", "tensor"), ("zero1", "1f1b"))),
     *((loss, ("zero1", "1f1b")) for loss in (labelled, counted, pairs)),
 ]
 
@@ -84,20 +130,41 @@ def branches(model: Words, ids: Tensor) -> Tensor:
     return rows.mean() if rows.numel() > 0 else model(ids).sum()
 
 
+def other_mask(model: Words, ids: Tensor) -> Tensor:
+    x, out = model(ids)[..., 0], torch.zeros_like(ids, dtype=torch.float)
+    return out.masked_scatter(ids > 2, x[ids > 9]).sum() + x[ids > 2].sum()
+
+
 REFUSED = {
     "as many": (branches, "does something else where more rows, or fewer"),
     "few": (lambda model, ids: model(ids)[ids > 9].mean() * (2 if (ids[ids > 9]).shape[0] > 5 else 3), "of a number"),
     "few beside rows": (lambda model, ids: (model(ids)[ids > 9] * (2 if len(ids[ids > 9]) > 5 else 3)).sum(), "number"),
     "at least": (lambda model, ids: (model(ids)[ids > 9] / max(len(ids[ids > 9]), 1)).sum(), "of a number"),
-    "largest": (lambda model, ids: model(ids)[ids > 9].amax(0).sum(), "looks at rows of a mask together"),
+    "middle": (lambda model, ids: model(ids)[ids > 9].median(0).values.sum(), "looks at rows of a mask together"),
+    "another mask": (other_mask, "does something else|rows of a mask"),
     "first": (lambda model, ids: model(ids)[ids > 9][0].sum(), "looks at rows of a mask together"),
     "turned": (lambda model, ids: (model(ids)[ids > 9].flip(0) * model(ids)[ids > 9]).sum(), "together"),
-    "joined": (lambda model, ids: model(ids)[ids > 9].reshape(-1).square().sum(), "joins rows of a mask"),
+    "joined": (lambda model, ids: model(ids)[ids > 9].T.reshape(-1).square().sum(), "joins rows of a mask"),
     "places": (lambda model, ids: (torch.arange((ids[ids > 9]).shape[0]) * 2.0).sum(), "as many as a mask selects"),
     "a tensor": (lambda model, ids: model(ids).sum() / torch.tensor(1.0 * len(ids[ids > 9])), "a tensor of"),
     "more": (lambda model, ids: model(ids).sum() / (len(ids[ids > 9]) + 1), "of a number that depends"),
     "a result": (None, "are a result of the program"),
 }  # fmt: skip
+
+
+def largest(model: Words, ids: Tensor) -> Tensor:
+    return model(ids)[ids > 60].amax(0).sum()
+
+
+def test_the_largest_of_no_rows_is_an_error() -> None:
+    ids = token_batches(1)[0][0]
+    with (
+        pretended({"dp": 1}) as mesh,
+        pytest.raises(IndexError, match="test_selected_rows.py.*the mask selects no row"),
+    ):
+        model = Words()
+        by = torch.optim.SGD(model.parameters())
+        tessera.train_step(model, largest, by, mesh=mesh, plan="ddp", executors="aten")(ids)
 
 
 class Selected(Words):

@@ -133,3 +133,27 @@ def test_a_convolution_net() -> None:
             x = torch.randn(rows, 3, 8, 8).double()
             torch.testing.assert_close(fast(x), plain(x))
         assert len(tessera.explain(fast).graphs) == 2
+
+
+class Summed(nn.Module):
+    """Its einsum finds out what the size that changed is, so the program holds for one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.parts(x).chunk(3, -1)
+        sums = torch.einsum("btd,bte->btde", k, v).cumsum(1)
+        return torch.einsum("btd,btde,bt->bte", q, sums, 1 / (torch.einsum("btd,btd->bt", q, k.cumsum(1)) + 9))
+
+
+def test_a_size_that_turns_out_to_be_a_number() -> None:
+    torch.manual_seed(0)
+    model = Summed().double()
+    plain = copy.deepcopy(model)
+    with pretended({"tp": 1}) as mesh:
+        fast = tessera.jit(model, mesh=mesh, plan="tensor", executors="aten")
+        for rows in (8, 4, 6, 4):
+            x = torch.randn(rows, 8, 8, dtype=torch.float64)
+            torch.testing.assert_close(fast(x), plain(x))

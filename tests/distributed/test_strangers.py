@@ -105,7 +105,25 @@ class Waves(nn.Module):
         return self.head(x + torch.fft.irfft(spectrum, n=ids.shape[1]).transpose(1, 2))
 
 
+class Repeated(nn.Module):
+    """One layer stands in several places, under several names; so does the table of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+        self.words, self.first, self.rest = nn.Embedding(VOCABULARY, 16), layer, nn.ModuleList([layer, layer])
+        self.head = nn.Linear(16, VOCABULARY, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.first(self.words(ids))
+        for layer in self.rest:
+            x = layer(x)
+        return self.head(x)
+
+
 CASES = {
+    "a layer in several places": (Repeated, token_loss),
     "complex weights": (Waves, token_loss),
     "weight norm": (Normed, token_loss),
     "adapters": (adapted, token_loss),

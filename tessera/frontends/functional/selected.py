@@ -22,9 +22,12 @@ from tessera.ir.record import Recorder, recording
 from tessera.ir.schema import draws
 from tessera.ir.types import TensorType, contiguous_strides
 from tessera.torch_internals.dispatch import disable_current_modes
-from tessera.transforms.selected_rows import SELECTED
+from tessera.transforms.selected_rows import SELECTED, SPREAD
 from tessera.util.errors import CaptureError
 
+READS = (torch.masked_select, Tensor.masked_select)
+COPIES = (torch.masked_scatter, Tensor.masked_scatter)
+WRITES = (Tensor.masked_scatter_, *COPIES)
 SIZES = (99991, 99989, 99971, 99961, 99929, 99923, 99907, 99901)  # primes, which no other size is made of
 
 
@@ -36,17 +39,31 @@ class Selecting(TorchFunctionMode):
         self.times, self.met = times, dict[str, int]()
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
-        recorder = recording()
-        if (
-            recorder is not None
-            and tracing()
-            and func in (Tensor.__getitem__, torch.masked_select, Tensor.masked_select)
-        ):
-            x, mask, rest = _asked(func, args, kwargs or {})
+        recorder, kwargs = recording(), kwargs or {}
+        reads = func in (Tensor.__getitem__, *READS)  # while a program is traced, other functions stand there
+        if recorder is not None and tracing() and (reads or func in (Tensor.__setitem__, *WRITES)):
+            x, mask, rest = _asked(func, args, kwargs)
             if isinstance(mask, Tensor) and _fits(x, mask):
-                rows = self.rows(recorder, x, mask)
-                return rows[(slice(None), *rest)] if rest else rows
-        return func(*args, **(kwargs or {}))
+                if reads:
+                    rows = self.rows(recorder, x, mask)
+                    return rows[(slice(None), *rest)] if rest else rows
+                source = args[2] if len(args) > 2 else kwargs.get("source")
+                part = x[(*(slice(None) for _ in mask.shape), *rest)] if rest else x
+                size = self.size_of(recorder, mask)
+                if size is not None and self.are_rows(source, part, mask, size):
+                    new = _spread(recorder, part, mask, source, size)  # type: ignore[arg-type]
+                    return new if func in COPIES else part.copy_(new)
+        return func(*args, **kwargs)
+
+    def size_of(self, recorder: Recorder, mask: Tensor) -> int | None:
+        """What stands for the number of its rows, if some were read."""
+        return self.met.get(_key(recorder, recorder.value(mask))) if self.met else None
+
+    def are_rows(self, source: object, x: Tensor, mask: Tensor, size: int) -> bool:
+        """Can they be rows that the mask selects of x, or one for all of them?"""
+        if not isinstance(source, Tensor) or source.dtype != x.dtype or source.ndim != x.ndim - mask.ndim + 1:
+            return False
+        return source.shape[0] in (1, 1 if self.times is None else size * self.times)
 
     def rows(self, recorder: Recorder, x: Tensor, mask: Tensor) -> Tensor:
         v = recorder.value(mask)
@@ -67,14 +84,20 @@ class Selecting(TorchFunctionMode):
 
 def _asked(func: Callable, args: tuple, kwargs: dict) -> tuple[Tensor, object, tuple]:
     """What is selected from, the mask, and what else stands behind it in the brackets."""
-    if func is not Tensor.__getitem__:
+    if func not in (Tensor.__getitem__, Tensor.__setitem__):
         x, mask = args[0], args[1] if len(args) > 1 else kwargs.get("mask")
         return (*torch.broadcast_tensors(x, mask), ()) if isinstance(mask, Tensor) else (x, None, ())
-    x, index = args
+    x, index = args[:2]
     if isinstance(index, tuple) and index:
         plain = not any(isinstance(i, Tensor) or i is None for i in index[1:])
         return (x, index[0], index[1:]) if plain else (x, None, ())
     return x, index, ()
+
+
+def _spread(recorder: Recorder, x: Tensor, mask: Tensor, rows: Tensor, size: int) -> Tensor:
+    type_ = TensorType(x.dtype, tuple(x.shape), contiguous_strides(x.shape), x.device)
+    (out,) = recorder.special(SPREAD, (x, mask, rows, size), {}, [type_])
+    return out
 
 
 def _fits(x: Tensor, mask: Tensor) -> bool:

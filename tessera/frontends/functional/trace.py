@@ -95,13 +95,14 @@ def trace_function(
     close: bool = False,
     differentiated: Collection[int] = (),
     moved: Collection[int] = (),
+    trained: Collection[int] = (),
 ) -> Traced:
     """Trace `fn(*args, **kwargs)`.
 
     `types[i]` replaces the type of the i-th flat argument (one example of a batch). With `close`, every tensor
     closed over becomes an input and the trace has no constants: what a sub-trace must be. `differentiated` are the flat
     arguments that a transform differentiates by: what is made of them says that it requires gradients. `moved` are the
-    ones that forward mode gives tangents.
+    ones that forward mode gives tangents, `trained` those that require gradients outside.
     """
     leaves, in_spec = pytree.tree_flatten((args, kwargs or {}))
     places = tuple(i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor))
@@ -128,8 +129,9 @@ def trace_function(
         try:
             # torch.func hides every argument of what it differentiates backwards; forwards, those with tangents.
             hidden = places if differentiated else {*moved, *(types or ())}
-            flags = [i in differentiated or (leaves[i] if i not in hidden else False) for i in places]
-            with watching(builder), requires_grad_known(builder, flags, bool(differentiated or moved)):
+            begin = {*differentiated, *trained}
+            flags = [i in begin or (leaves[i] if i not in hidden else False) for i in places]
+            with watching(builder), requires_grad_known(builder, flags, bool(begin or moved)):
                 recorded = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
@@ -146,7 +148,9 @@ def trace_function(
             raise
         if builder.enables_grad and (types or moved):  # They are on around it then: what runs without them is marked.
             with torch.enable_grad():
-                again = trace_function(torch.no_grad()(fn), args, kwargs, types, name, close, moved=moved)
+                again = trace_function(
+                    torch.no_grad()(fn), args, kwargs, types, name, close, moved=moved, trained=trained
+                )
             return dataclasses.replace(again, enables_grad=True)
         if builder.data_taken and differentiated:
             known = (*zip(recorded.trace.inputs, flags, strict=True), *recorded.trace.constants.items())

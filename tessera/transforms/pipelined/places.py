@@ -36,6 +36,11 @@ class Where:
     starts: Sequence[Collection[Value]] = ()  # the weights of the module that each stage but the first begins with
     homes: Mapping[Value, Collection[int]] | None = None  # of weights, the stages that have them already; of results,
     # the stage that shall make each
+    choices: Sequence[int] = ()  # of each cut that weights decide: 0 is where the fewest bytes cross, 1 the next place
+
+
+class NoOtherPlace(OptionError):
+    """All places between two stages were tried."""
 
 
 def cost_of(eqn: Equation) -> float:
@@ -56,7 +61,9 @@ def stages_of(
         )
     crossing = _crossing(work)
     if where.homes is not None:
-        cuts = [_narrowest(crossing, *_window(weights, where.homes, k)) for k in range(1, count)]
+        choices = where.choices or [0] * (count - 1)
+        windows = [_window(weights, where.homes, k) for k in range(1, count)]
+        cuts = [_narrowest(crossing, *window, n) for window, n in zip(windows, choices, strict=True)]
     elif where.starts:
         cuts = [_narrowest(crossing, *_before(weights, start)) for start in where.starts]
     else:
@@ -92,9 +99,12 @@ def _crossing(work: Sequence[Equation]) -> list[int]:
     return list(accumulate(steps))
 
 
-def _narrowest(crossing: Sequence[int], first: int, last: int) -> int:
+def _narrowest(crossing: Sequence[int], first: int, last: int, choice: int = 0) -> int:
     """Of the places from first to last the one where the fewest bytes cross; the latest of such."""
-    return min(range(first, last + 1), key=lambda i: (crossing[i], -i))
+    places = sorted(range(first, last + 1), key=lambda i: (crossing[i], -i))
+    if choice == len(places):
+        raise NoOtherPlace("pipeline: expected a program that can be cut where its weights are")
+    return places[choice]
 
 
 def _before(weights: Sequence[Collection[Value]], start: Collection[Value]) -> tuple[int, int]:

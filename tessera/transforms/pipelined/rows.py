@@ -11,7 +11,7 @@ that were joined or sequences before rows, a microbatch has its rows of each blo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -20,7 +20,7 @@ from tessera.ir.equation import Equation, Source, Value
 from tessera.ir.placement import Mark
 from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
+from tessera.ir.types import Size, TensorType
 from tessera.ops.custom import AUTOGRAD_FUNCTION, ONCE
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import Factors, arguments, tensors
@@ -55,6 +55,7 @@ class Rows:
     """Of a program over a microbatch, its values over the whole batch."""
 
     count: int  # of microbatches
+    fits: Callable[[Size, Size], bool]  # may a dimension be so long in the whole?
     whole: dict[Value, Value] = field(default_factory=dict)
     blocks: dict[Value, int] = field(default_factory=dict)  # of a dimension of rows, where there are several
 
@@ -69,9 +70,9 @@ class Rows:
         return any(self.dims(v) for v in values)
 
 
-def aligned(part: Trace, whole: Trace, count: int) -> Rows | None:
+def aligned(part: Trace, whole: Trace, count: int, fits: Callable[[Size, Size], bool] | None = None) -> Rows | None:
     """Values of the two meet by their order; None where the program depends on how many rows there are."""
-    rows = Rows(count)
+    rows = Rows(count, fits or (lambda size, there: there in (size, size * count)))
     return rows if _meet(part, whole, rows) else None
 
 
@@ -85,7 +86,7 @@ def _meet(part: Trace, whole: Trace, rows: Rows) -> bool:
     if len(part.equations) != len(whole.equations) or not all(len(a) == len(b) for a, b in pairs):
         return False
     every = [(v, w) for a, b in pairs for v, w in zip(a, b, strict=True)]
-    return all(_fits(v, w, rows.count) and rows.whole.setdefault(v, w) is w for v, w in every)
+    return all(_fits(v, w, rows) and rows.whole.setdefault(v, w) is w for v, w in every)
 
 
 def _forward(eqn: Equation) -> list[Trace]:
@@ -94,10 +95,10 @@ def _forward(eqn: Equation) -> list[Trace]:
     return subs[:1] if eqn.op is AUTOGRAD_FUNCTION else subs
 
 
-def _fits(v: Value, w: Value, count: int) -> bool:
+def _fits(v: Value, w: Value, rows: Rows) -> bool:
     if not isinstance(v.type, TensorType) or not isinstance(w.type, TensorType):
         return type(v.type) is type(w.type)
-    return v.ndim == w.ndim and all(n in (m, m * count) for m, n in zip(v.shape, w.shape, strict=True))
+    return v.ndim == w.ndim and all(map(rows.fits, v.shape, w.shape))
 
 
 def how(eqn: Equation, whole: Equation, rows: Rows) -> How:

@@ -69,7 +69,7 @@ def written(
     counts = here.with_(
         name="counts",
         inputs=tuple(given),
-        equations=tuple(eqn for eqn in here.equations if known.issuperset(eqn.results())),
+        equations=tuple(eqn for eqn in here.equations if eqn.results() and known.issuperset(eqn.results())),
         outputs=tuple(walk.counts.values()),
         mutations={},
     )
