@@ -34,6 +34,7 @@ class SpatialProgram:
     trace: Trace | None = None
     mapping: Mapping | None = None
     choice: str = ""  # of the cut, where it was chosen
+    left: str = ""  # what was asked for and not done, and why
 
     @property
     def cycles(self) -> int:
@@ -66,7 +67,7 @@ class SpatialProgram:
             text += f"; a run every {self.interval:,}, {self.interval / least.cycles:.2f} × {least}"
         if self.choice:
             text += f"; cut: {self.choice}"
-        return text
+        return f"{text}; {self.left}" if self.left else text
 
     def core(self, *place: int) -> str:
         """The page of a core: `core(row, column)`, or `core(chip, row, column)`."""
@@ -126,7 +127,9 @@ def _text(i: Instruction) -> str:
     return " ".join(filter(None, (action_text(i.action), i.module, i.source)))
 
 
-def program(mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace, choice: str = "") -> SpatialProgram:
+def program(
+    mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace, choice: str = "", left: str = ""
+) -> SpatialProgram:
     bound, reasons = max(mapped.bound.cycles, limit.cycles), (mapped.bound.reason, limit.reason)
     data = mapped.tiles.tensors
-    return SpatialProgram(mapped.listing, machine, data, bound, limit.cycles, reasons, trace, mapped, choice)
+    return SpatialProgram(mapped.listing, machine, data, bound, limit.cycles, reasons, trace, mapped, choice, left)
