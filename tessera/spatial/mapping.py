@@ -155,8 +155,13 @@ def one(
     tiles = Tiling(
         graph, like or machine, routes if like in (None, machine) else Routes(like, routes.cores), effort
     ).run()
-    check_room(tiles, machine)
     graph.names = names  # the next try begins with the same names
+    return scheduled(tiles, machine, routes, effort, overlap)
+
+
+def scheduled(tiles: Tiles, machine: SpatialMachine, routes: Routes, effort: Effort, overlap: bool = False) -> Mapping:
+    """Tiles on their cores, in time and in memory."""
+    check_room(tiles, machine)
     regions = regions_of(tiles.tiles, effort.regions)
     steps = Steps(tiles, machine, routes, regions, effort.tile_bytes).run()
     timed, least = schedule(steps, machine, effort.window), None
