@@ -12,6 +12,7 @@ from tessera.machines.find import spatial_machine
 from tessera.spatial.bounds import limit
 from tessera.spatial.capture import captured
 from tessera.tools.bench.spatial_models import Eight, Experts, LlamaBlock, without_memory
+from tests.spatial.measured import MOST, RATES, simulated
 
 LPX = spatial_machine("lpx")
 # Width, heads, groups of them, inner width.
@@ -73,3 +74,9 @@ def test_experts_of_a_671b() -> None:
     model = without_memory(lambda: Experts(7168, 2048, 16, 8))
     found = least(model, torch.zeros(4, 7168).bfloat16(), chips=16)
     assert found == pytest.approx(16 * 3 * 7168 * 2048 / reads(16), rel=0.03)
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_rates_of_published_machines(name: str) -> None:
+    """Not below what was measured on them, nor far above."""
+    assert 1 <= simulated(RATES[name]) / RATES[name].rate <= MOST
