@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -36,6 +37,24 @@ def avg_pool(
     if divisor is None and not count_include_pad:
         return windows(x) / windows(torch.ones(x.shape[-n:], dtype=x.dtype).expand(x.shape))
     return windows(x) / (divisor or math.prod(kernel))
+
+
+@written("adaptive_max_pool2d adaptive_max_pool3d")
+def adaptive_max_pool(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The largest of each window and its place in the image; windows are about equal and may share elements."""
+    n, image = len(size), x.shape[-len(size) :]
+    sides = [[(i * m // of, -(-(i + 1) * m // of)) for i in range(of)] for m, of in zip(image, size, strict=True)]
+    most, places = [], []
+    for window in itertools.product(*sides):
+        part = x[(..., *(slice(a, b) for a, b in window))].flatten(-n)
+        most.append(part.amax(-1))
+        rest, place, stride = part.argmax(-1), torch.zeros((), dtype=torch.int64), 1
+        for (low, high), m in zip(reversed(window), reversed(image), strict=True):
+            place = place + (rest % (high - low) + low) * stride
+            rest, stride = rest // (high - low), stride * m
+        places.append(place)
+    shape = (*x.shape[:-n], *size)
+    return torch.stack(most, -1).reshape(shape), torch.stack(places, -1).reshape(shape)
 
 
 @written("mkldnn_rnn_layer")
@@ -125,8 +144,14 @@ def whole_quotient(name: str, a: Tensor, b: object, *, rounding_mode: str | None
     a, other = a.to(kind), other.to(kind)
     if kind.is_floating_point:
         return _whole(a, other) if rounding_mode == "floor" else torch.trunc(a / other)
-    left = torch.remainder(a, other) if rounding_mode == "floor" else torch.fmod(a, other)
-    return ((a - left).double() / other.double()).to(kind)
+    left = torch.fmod(a, other)
+    whole = a - left
+    quotient = (whole.double() / other.double()).to(kind)
+    if kind == torch.int64:  # of more bits than a double holds: what is left of them is divided once more
+        quotient = quotient + ((whole - quotient * other).double() / other.double()).to(kind)
+    if rounding_mode == "trunc":
+        return quotient
+    return torch.where((left != 0) & ((left < 0) != (other < 0)), quotient - 1, quotient)
 
 
 def _whole(a: Tensor, b: Tensor) -> Tensor:
@@ -156,6 +181,9 @@ def erfc(x: Tensor) -> Tensor:
 
 @written("fmod")
 def fmod(a: Tensor, b: object) -> Tensor:
+    if not a.dtype.is_floating_point:  # the least integer has no absolute value
+        left = torch.remainder(a, b)  # type: ignore[call-overload]
+        return torch.where((left != 0) & ((left < 0) != (a < 0)), left - b, left)
     left = torch.remainder(a.abs(), torch.abs(b) if isinstance(b, Tensor) else abs(b))  # type: ignore[arg-type]
     return torch.where(a < 0, -left, left)
 
