@@ -209,6 +209,20 @@ def test_narrow_integers_wrap_before_they_are_combined():
     _exact(lambda x: (x.abs().amax(-1), (-x).amin(-1), (x + x).amax(0), (x * x).argmax(-1), (x - 1).sum(-1)), x)
 
 
+def test_integers_stay_exact():
+    """Where the unit would compute in floats: powers, what rounds, what is padded, quotients inside of operators."""
+    x = torch.tensor([2**60 + 1, -(2**60) - 1, 1000003, -7, 46341, 1])
+    y = torch.tensor([3, 5, 12, -4, 63, -9])
+    _exact(
+        lambda x, y: (
+            x**3, x**y, 3 ** y.abs(), x**0, x**1, (x % 100).int() ** 5, x.to(torch.int8) ** 3, (-1) ** y, x.floor(),
+            x.ceil(), x.trunc(), x.round(), F.pad(x, (1, 2), value=3), torch.lcm(x % 1000, y), x.to(torch.uint8).any(),
+            (x * 128).to(torch.uint8).all(),
+        ),
+        x, y,
+    )  # fmt: skip
+
+
 def _exact(ways: Callable, *given: torch.Tensor) -> None:
     program = map_onto(ways, *given, machine="toy", effort="quick")
     for results in (simulate(program, *given).outputs, step(program.program, *given)[0]):

@@ -135,10 +135,11 @@ def cdist(a: Tensor, b: Tensor, p: float, mode: int | None = None) -> Tensor:
     return difference.sum(-1) if p == 1 else difference.amax(-1) if p == math.inf else NotImplemented
 
 
-@written("div floor_divide", asks=True)
-def whole_quotient(name: str, a: Tensor, b: object, *, rounding_mode: str | None = "floor") -> Tensor:
+@written("div floor_divide prims.div", asks=True)
+def whole_quotient(name: str, a: Tensor, b: object, *, rounding_mode: str | None = None) -> Tensor:
     """What is left over is taken off first: so the division of integers has no remainder, and that of floats is not
     rounded up to the next whole number (1.0 // 0.1 is 9)."""
+    rounding_mode = "floor" if name == "floor_divide" else rounding_mode or "trunc"
     other = b if isinstance(b, Tensor) else torch.full((), b)  # type: ignore[call-overload]
     kind = torch.promote_types(a.dtype, other.dtype) if other.ndim else torch.result_type(a, other)
     a, other = a.to(kind), other.to(kind)
@@ -152,6 +153,27 @@ def whole_quotient(name: str, a: Tensor, b: object, *, rounding_mode: str | None
     if rounding_mode == "trunc":
         return quotient
     return torch.where((left != 0) & ((left < 0) != (other < 0)), quotient - 1, quotient)
+
+
+@written("pow")
+def whole_power(a: object, b: object) -> Tensor:
+    """Of integers: the squares of squares that the exponent's bits name. Beyond their type they wrap."""
+    kind = torch.result_type(a, b)  # type: ignore[call-overload]
+    if isinstance(b, int):
+        square, result = a.to(kind), None  # type: ignore[attr-defined]
+        for bit in range(b.bit_length()):
+            if b >> bit & 1:
+                result = square if result is None else result * square
+            square = square * square
+        return torch.ones_like(square) if result is None else result
+    a, b = (x.to(kind) if isinstance(x, Tensor) else torch.full((), x, dtype=kind) for x in (a, b))  # type: ignore[call-overload]
+    one = torch.ones((), dtype=kind)
+    result, square = one, a
+    for bit in range(8 * kind.itemsize - 1):
+        result = torch.where((b >> bit) & 1 != 0, result * square, result)
+        square = square * square
+    inverse = torch.where(a == one, one, torch.where(a == -one, 1 - 2 * (b & 1), one - one))
+    return torch.where(b < 0, inverse, result)
 
 
 def _whole(a: Tensor, b: Tensor) -> Tensor:
