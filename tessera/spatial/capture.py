@@ -46,7 +46,9 @@ class Captured:
         return together(self.trace, self.mode, self.weights, Mesh(()), lambda size, ranks: False)
 
 
-def captured(model: Callable | ExportedProgram | Trace, args: tuple, kwargs: dict) -> Captured:
+def captured(model: Callable | ExportedProgram | Trace | Captured, args: tuple, kwargs: dict) -> Captured:
+    if isinstance(model, Captured):
+        return model
     if isinstance(model, Trace):
         return Captured(cleaned(model), FakeTensorMode(), {})
     if not isinstance(model, torch.nn.Module | ExportedProgram) and hasattr(model, "entries"):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch.export import ExportedProgram
 
-from tessera.frontends.export_model import exported_program
 from tessera.ir.trace import Trace
 from tessera.machines.find import spatial_machine
 from tessera.machines.spatial import SpatialMachine
+from tessera.spatial.capture import captured
 from tessera.spatial.codesign.fields import Dial, axis, current, text
 from tessera.spatial.codesign.findings import (
     NOTHING,
@@ -100,8 +100,7 @@ def codesign(
     """
     onto = machine if isinstance(machine, SpatialMachine) else spatial_machine(machine)
     axes = _axes(onto, vary, points)
-    traced = model if isinstance(model, Trace) else exported_program(model, args, kwargs, None)[0]
-    bench = Bench(traced, onto, chips, effort, seed)
+    bench = Bench(captured(model, args, kwargs), onto, chips, effort, seed)
     _found(bench, axes)
     return _found(bench, axes)  # once more: a point may have become faster when a poorer one was known
 
