@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -184,8 +185,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     script = tmp_path / "model.py"
     script.write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(16, 16), (torch.randn(4, 16),)\n")
     source = f"{script}:make"
-    assert main(["codesign", source, "--vary", "vector.lanes=x1..x2", "--points", "2", "--json"]) == 0
+    told = str(tmp_path / "front.html")
+    options = ["--vary", "vector.lanes=x1..x2", "--points", "2", "--json", "--report", told]
+    assert main(["codesign", source, *options]) == 0
     found = json.loads(capsys.readouterr().out)
+    text = Path(told).read_text()
+    chart = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
+    titles = [title.text for title in chart.iter("title")]
+    assert len(titles) == len(found["points"]) and len(chart.findall("./g/circle")) == len(found["front"])
+    assert any(title.startswith("vector.lanes = 64: ") for title in titles if title) and "<script" not in text
     assert found["machine"] == "toy" and len(found["points"]) == 2 and len(found["asks"]) <= 3
     assert main(["codesign", source, "--vary", "vector.lanes"]) == 2
     assert "expected FIELD=VALUES" in capsys.readouterr().err
