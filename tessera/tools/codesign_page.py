@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tessera.spatial.codesign.api import Codesign, told
@@ -37,7 +37,10 @@ def write(found: Codesign, path: str | Path) -> None:
 
 def page(found: Codesign) -> str:
     policy = f"default-src 'none'; style-src '{content_hash(STYLE)}'"
-    name, slopes = html.escape(found.machine.name), [(e.dial.name, f"{e.percent:.2f} %") for e in found.elasticities]
+    name, slopes = (
+        html.escape(found.machine.name),
+        [(e.dial.name, f"{round(e.percent, 2) + 0.0:.2f} %") for e in found.elasticities],
+    )
     knees = [(k.dial.name, "beyond" if k.within else "not reached by", str(k.value)) for k in found.knees]
     asked = [(a.name, f"{a.gain:.1%}", told(a.point)) for a in found.asks]
     parts = [
@@ -92,7 +95,7 @@ def _price(found: Codesign, point: Point) -> float:
     return math.prod(own[n] / v if DIALS[n].less else v / own[n] for n, v in point.changes.items() if v and own[n])
 
 
-def _scale(values: Iterable[float], low: float, high: float):  # noqa: ANN202
+def _scale(values: Iterable[float], low: float, high: float) -> Callable[[float], float]:
     """Places between two, each share of a value above the one before as far apart."""
     logs = [math.log(v) for v in values]
     least, wide = min(logs), max(logs) - min(logs) or 1.0
