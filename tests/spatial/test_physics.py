@@ -11,8 +11,12 @@ from torch import nn
 from tessera.machines.find import spatial_machine
 from tessera.spatial.bounds import limit
 from tessera.spatial.capture import captured
+from tessera.spatial.map import map_onto
+from tessera.spatial.simulator.api import cost
 from tessera.tools.bench.spatial_models import Eight, Experts, LlamaBlock, without_memory
 from tests.spatial.measured import MOST, RATES, simulated
+from tests.spatial.nets import MLP
+from tests.spatial.test_chips import rack
 
 LPX = spatial_machine("lpx")
 # Width, heads, groups of them, inner width.
@@ -113,6 +117,18 @@ def test_a_prompt_through_experts_of_a_671b() -> None:
     model = without_memory(lambda: Experts(7168, 2048, 16, 8))
     found = least(model, torch.zeros(PROMPT, 7168).bfloat16(), chips=16)
     assert found == pytest.approx(PROMPT * 16 * 3 * 7168 * 2048 / (16 * 64 * 4 * 1600), rel=0.03)
+
+
+@pytest.mark.parametrize("chips", [4, 8])
+def test_a_sum_over_chips_sends_what_a_hand_counts(chips: int) -> None:
+    """Inputs come to each chip by its own port. Every chip sends each other one its part of the sum, and all but the
+    first send what they added to the first, which has the residual and gives the result."""
+    torch.manual_seed(0)
+    rows, wide = 32, 64
+    machine = rack("all", size='"1 MiB"')
+    program = map_onto(MLP(wide, 128), torch.randn(rows, wide), machine=machine, chips=chips, effort="quick")
+    whole = rows * wide * 4
+    assert cost(program).bytes["chip link"] == pytest.approx((chips - 1) * whole * (1 + 1 / chips), rel=0.03)
 
 
 @pytest.mark.parametrize("name", RATES)
