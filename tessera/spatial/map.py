@@ -12,7 +12,7 @@ from tessera.ir.trace import Trace
 from tessera.machines.find import spatial_machine
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.bounds import limit
-from tessera.spatial.capture import Captured, captured
+from tessera.spatial.capture import captured
 from tessera.spatial.chain.api import ChainProgram, chained
 from tessera.spatial.chain.blocks import equal_blocks
 from tessera.spatial.chips import Cut, cut_over_chips, one_batch
@@ -31,7 +31,7 @@ TOGETHER = 16  # more chips than these are stages of equal blocks, where there a
 
 
 def map_onto(
-    model: Callable | ExportedProgram | Trace | Captured,
+    model: Callable | ExportedProgram | Trace,
     *args: object,
     machine: str | Path | SpatialMachine,
     chips: int = 1,

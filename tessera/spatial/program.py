@@ -151,7 +151,7 @@ def _text(i: Instruction) -> str:
 
 
 def program(
-    mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace, choice: str = "", left: str = ""
+    mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace | None, choice: str = "", left: str = ""
 ) -> SpatialProgram:
     bound, reasons = max(mapped.bound.cycles, limit.cycles), (mapped.bound.reason, limit.reason)
     data = mapped.tiles.tensors

@@ -91,7 +91,12 @@ class Bench:
         try:
             machine = changed(self.machine, changes)
             program = map_onto(
-                self.model, machine=machine, chips=self.chips, effort=self.effort, seed=self.seed, like=like
+                self.model,  # type: ignore[arg-type]  # captured once, for all points
+                machine=machine,
+                chips=self.chips,
+                effort=self.effort,
+                seed=self.seed,
+                like=like,
             )
         except (SpaceError, MachineError) as error:
             return Point(changes, None, float("inf"), reason=str(error))
