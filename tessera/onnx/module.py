@@ -7,8 +7,10 @@ the graph; later calls with other types do so again. `tessera.stages` and `tesse
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -78,6 +80,11 @@ class OnnxModule(torch.nn.Module):
         graph = self.__tessera_onnx__
         outputs = graph(arguments(graph, args, kwargs))
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def recorded(self, args: tuple, kwargs: Mapping[str, object]) -> Any:
+        """The whole graph as one program for inputs of these sizes, for what compiles it elsewhere."""
+        recorded = importlib.import_module("tessera.onnx.recorded")  # which knows this class
+        return recorded.whole_graph(self, args, kwargs, fixed=True)
 
     def __deepcopy__(self, memo: dict) -> OnnxModule:
         graph = self.__tessera_onnx__

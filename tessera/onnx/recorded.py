@@ -39,8 +39,11 @@ class WholeGraph:
         return self.recorded.captured.trace
 
 
-def whole_graph(net: OnnxModule, args: tuple, kwargs: Mapping[str, object], dynamic: object = None) -> WholeGraph:
-    """`dynamic`, as of `tessera.export`, gives names and ranges to sizes that the file leaves open."""
+def whole_graph(
+    net: OnnxModule, args: tuple, kwargs: Mapping[str, object], dynamic: object = None, fixed: bool = False
+) -> WholeGraph:
+    """`dynamic`, as of `tessera.export`, gives names and ranges to sizes that the file leaves open; where all are
+    `fixed`, the program is of the inputs' own sizes."""
     graph = net.__tessera_onnx__
     given = arguments(graph, args, kwargs)
     asked = asked_sizes(dynamic, graph.infos, graph.inputs)
@@ -52,7 +55,7 @@ def whole_graph(net: OnnxModule, args: tuple, kwargs: Mapping[str, object], dyna
     constants = {n: x for n, x in inputs.items() if n not in given and state.known(n)}
     plain = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in constants.items()}
     importer = Importer(graph.model, graph.limits.given(graph.bytes(given)), graph.device(given))
-    dims = graph.compiler.dynamic(part, inputs, set(constants))
+    dims = None if fixed else graph.compiler.dynamic(part, inputs, set(constants))
     env, mode = any_size()
     try:
         with torch.no_grad(), mode:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -45,11 +46,15 @@ class Captured:
         return together(self.trace, self.mode, self.weights, Mesh(()), lambda size, ranks: False)
 
 
-def captured(model: Callable | ExportedProgram | Trace, args: tuple, kwargs: dict) -> Captured:
+def captured(model: Callable | ExportedProgram | Trace | Captured, args: tuple, kwargs: dict) -> Captured:
+    if isinstance(model, Captured):
+        return model
     if isinstance(model, Trace):
         return Captured(cleaned(model), FakeTensorMode(), {})
     if not isinstance(model, torch.nn.Module | ExportedProgram) and hasattr(model, "entries"):
         model = model.module()  # type: ignore[union-attr]  # an artifact, which `tessera.load` gave
+    if hasattr(model, "__tessera_onnx__"):
+        return _from_file(model, args, kwargs)
     with known_experts(model) if isinstance(model, torch.nn.Module) else nullcontext():
         exported, _ = exported_program(model, args, kwargs, None)  # type: ignore[arg-type]
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "program")
@@ -65,6 +70,16 @@ def captured(model: Callable | ExportedProgram | Trace, args: tuple, kwargs: dic
     if argument := next((v.name for v in trace.mutations if v not in weights), ""):
         raise MapError(f"the program writes to its argument {argument}; what is kept between runs must be a buffer")
     return Captured(trace, program.captured.mode, weights)
+
+
+def _from_file(net: Any, args: tuple, kwargs: dict) -> Captured:
+    """The module of an ONNX file, whose numbers may decide sizes: it records itself."""
+    graph = net.recorded(args, kwargs)
+    named = {name: v for v, name in graph.inputs.items()}
+    inputs = tuple(named[name] for name in (*net.input_names, *named) if name in named)
+    outputs = tuple(v for _, v in graph.outputs)
+    trace = graph.trace.with_(inputs=tuple(dict.fromkeys((*graph.weights, *inputs))), outputs=outputs)
+    return Captured(cleaned(trace), graph.recorded.mode, graph.weights)
 
 
 def cleaned(trace: Trace) -> Trace:

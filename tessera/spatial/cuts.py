@@ -91,7 +91,9 @@ def _grid_cost(
     a, b, c = math.ceil(m / grid.rows), math.ceil(k / grid.depth), math.ceil(node.w.shape[2] / grid.columns)
     tiles = batch * grid.rows * grid.columns * grid.depth
     used = min(effort.cores, grid.columns * grid.depth * copies(grid, effort)) if constant else effort.cores
-    each = math.ceil(tiles / used)
+    # Arrays of a core work side by side on tiles that share neither rows nor columns.
+    at_once = min(machine.matrix.count, batch * grid.rows, grid.columns * grid.depth)
+    each = math.ceil(tiles / used / at_once)
     arrives = a * b * size + (0 if constant else b * c * size)
     parts = sum_parts(machine, effort, node, (a, b, c), constant)
     kept = arrives / parts * min(each * parts, 2) + a * c * wide  # the next part arrives while one is read
@@ -133,16 +135,16 @@ def most_sum_parts(machine: SpatialMachine, k: int) -> int:
 
 
 def expression_parts(machine: SpatialMachine, node: Expression, effort: Effort) -> int:
-    """Blocks of rows: one a core where there is enough to do, more where a tile would be too large."""
+    """Blocks of rows: one an array where there is enough to do, more where a tile would be too large."""
     rows, columns = node.home.rows, node.columns
     size = max(node.home.dtype.itemsize, 4) * (1 + len(node.operands))
     least = math.ceil(rows * columns * size / effort.tile_bytes)
     useful = max(1, rows * columns // (4 * machine.vector.lanes))
-    return min(rows, max(least, min(effort.cores, useful)))
+    return min(rows, max(least, min(effort.cores * machine.matrix.count, useful)))
 
 
-def block_parts(rows: int, columns: int, itemsize: int, effort: Effort) -> int:
+def block_parts(machine: SpatialMachine, rows: int, columns: int, itemsize: int, effort: Effort) -> int:
     """Blocks of rows of what comes from the host or goes there."""
     least = math.ceil(rows * columns * itemsize / max(effort.tile_bytes // 4, 1))
     worth = max(1, rows * columns * itemsize // 1024)
-    return min(rows, max(least, min(effort.cores, worth)))
+    return min(rows, max(least, min(effort.cores * machine.matrix.count, worth)))

@@ -21,6 +21,7 @@ from tessera.spatial.errors import SpaceError
 from tessera.spatial.mapping import best
 from tessera.spatial.program import SpatialProgram, program
 from tessera.spatial.slots import in_slots
+from tessera.spatial.solvers import missing
 from tessera.util.errors import OptionError
 
 EFFORTS = {"quick": 1, "normal": 3, "thorough": 10}
@@ -86,6 +87,8 @@ def map_onto(
     if choices[0].cut.blocks:
         return chained(got, onto, chips, choices[0].cut, seed, choices[0].words)
     found: list[SpatialProgram] = []
+    why = missing("ortools") if effort == "thorough" else ""
+    left = f"windows of the schedule are not solved: {why}" if why else ""
     refused: SpaceError | None = None
     for choice, plan in itertools.product(choices, (onto,) if other is None else (onto, other)):
         graph, cores = cut_over_chips(got, plan, chips, choice.cut)
@@ -95,7 +98,7 @@ def map_onto(
             refused = refused or error
             continue
         least = limit(got.graph, onto, cores, choice.cut.batches)
-        found.append(program(chosen, onto, least, got.trace, choice.words))
+        found.append(program(chosen, onto, least, got.trace, choice.words, left))
     if not found and refused is not None:
         raise refused
     return min(found, key=lambda mapped: (mapped.interval, mapped.cycles))

@@ -20,7 +20,7 @@ from tessera.spatial.graph import Constant, Gather, Graph, Hosted, Scatter
 from tessera.spatial.listing.types import Listing
 from tessera.spatial.memory.layout import Buffer, lay_out
 from tessera.spatial.modulo import overlapping
-from tessera.spatial.regions import regions_of
+from tessera.spatial.regions import for_arrays, regions_of
 from tessera.spatial.routes import Routes
 from tessera.spatial.schedule import Schedule, polished, schedule, searched
 from tessera.spatial.steps import Steps
@@ -120,13 +120,15 @@ def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed
     weights = held_bytes(graph)
     replicas = max(1.0, 0.5 * size * together / max(weights, 1))
     tile = size // 4
-    streams = list(_streams(count, tile, banks, seed)) if can_stream(machine, cores) else []
+    arrays = machine.matrix.count
+    many = [for_arrays(arrays)] if arrays > 1 and for_arrays(arrays) <= banks else []
+    streams = list(_streams(count, tile, banks, many, seed)) if can_stream(machine, cores) else []
     if streams and weights > size * together:  # nothing else fits
         yield from streams
         return
-    for regions in (8, 4, 2, 1):
+    for regions in (*many, 8, 4, 2, 1):
         for waves, part in ((1, tile), (2, tile), (4, tile // 4)):
-            yield Effort(count, part, replicas, regions=min(regions, banks), waves=waves, seed=seed)
+            yield Effort(count, part, replicas, regions=min(regions, banks), waves=waves * arrays, seed=seed)
     yield from streams
     for fewer in sorted({max(1, count // 2), max(1, count // 4), 1} - {count}, reverse=True):
         yield Effort(fewer, tile, replicas, regions=min(4, banks), seed=seed)
@@ -137,11 +139,11 @@ def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed
             yield Effort(count, max(tile // shrink, 256), 1.0, window, 1, seed=seed)
 
 
-def _streams(cores: int, tile: int, banks: int, seed: int) -> Iterator[Effort]:
+def _streams(cores: int, tile: int, banks: int, many: list[int], seed: int) -> Iterator[Effort]:
     """Weights from off-chip memory, ever more of them."""
     for resident, regions, shrink, window in (
-        (0.5, 8, 1, 0), (0.25, 4, 2, 0), (0.25, 2, 4, 0), (0.0, 1, 4, 0), (0.0, 1, 8, 0), (0.0, 1, 16, 16),
-        (0.0, 1, 16, 4), (0.0, 1, 64, 1),
+        *((0.5 / shrink, n, shrink, 0) for n in many for shrink in (1, 2, 4)), (0.5, 8, 1, 0), (0.25, 4, 2, 0),
+        (0.25, 2, 4, 0), (0.0, 1, 4, 0), (0.0, 1, 8, 0), (0.0, 1, 16, 16), (0.0, 1, 16, 4), (0.0, 1, 64, 1),
     ):  # fmt: skip
         part = max(tile // shrink, 256)
         yield Effort(cores, part, 1.0, window, min(regions, banks), resident=resident, seed=seed)
@@ -155,8 +157,13 @@ def one(
     tiles = Tiling(
         graph, like or machine, routes if like in (None, machine) else Routes(like, routes.cores), effort
     ).run()
-    check_room(tiles, machine)
     graph.names = names  # the next try begins with the same names
+    return scheduled(tiles, machine, routes, effort, overlap)
+
+
+def scheduled(tiles: Tiles, machine: SpatialMachine, routes: Routes, effort: Effort, overlap: bool = False) -> Mapping:
+    """Tiles on their cores, in time and in memory."""
+    check_room(tiles, machine)
     regions = regions_of(tiles.tiles, effort.regions)
     steps = Steps(tiles, machine, routes, regions, effort.tile_bytes).run()
     timed, least = schedule(steps, machine, effort.window), None

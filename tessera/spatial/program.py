@@ -12,13 +12,19 @@ import torch
 from tessera.ir.trace import Trace
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.bounds import Bound
+from tessera.spatial.dialect.text import parse as tiles_of
 from tessera.spatial.dialect.text import to_text
 from tessera.spatial.errors import MapError
 from tessera.spatial.listing import container, parse, print_listing, print_page
 from tessera.spatial.listing.text import action_text
 from tessera.spatial.listing.types import CorePage, Instruction, Listing
-from tessera.spatial.mapping import Mapping
+from tessera.spatial.mapping import Mapping, scheduled, shortened
+from tessera.spatial.routes import Routes
+from tessera.spatial.tiles import Kept
 from tessera.util.units import counted
+
+TILES = "builtin.module"  # how the text of tiles begins
+TRIES = 2  # edited tiles have their schedule improved
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +40,7 @@ class SpatialProgram:
     trace: Trace | None = None
     mapping: Mapping | None = None
     choice: str = ""  # of the cut, where it was chosen
+    left: str = ""  # what was asked for and not done, and why
 
     @property
     def cycles(self) -> int:
@@ -66,7 +73,7 @@ class SpatialProgram:
             text += f"; a run every {self.interval:,}, {self.interval / least.cycles:.2f} × {least}"
         if self.choice:
             text += f"; cut: {self.choice}"
-        return text
+        return f"{text}; {self.left}" if self.left else text
 
     def core(self, *place: int) -> str:
         """The page of a core: `core(row, column)`, or `core(chip, row, column)`."""
@@ -113,8 +120,25 @@ class SpatialProgram:
         container.save(self.program, path)
 
     def edited(self, text: str) -> SpatialProgram:
-        """The program with another listing, such as an edited `str(program)`; whether it is right, `simulate` says."""
+        """The program with another listing, such as an edited `str(program)`, or with other tiles, such as an edited
+        `stages["placed"]`, which are scheduled anew. Whether it is right, `simulate` says."""
+        if text.lstrip().startswith(TILES):
+            return self._rescheduled(text)
         return replace(self, listing=parse(text), mapping=None)
+
+    def _rescheduled(self, text: str) -> SpatialProgram:
+        if self.mapping is None or any(isinstance(tile, Kept) for tile in self.mapping.tiles.tiles):
+            raise MapError("expected a listing: only of a program that was mapped whole are the tiles known")
+        tiles = tiles_of(text, self.mapping.tiles.tensors)
+        chips = sorted({t.core.chip for t in tiles.tiles if t.core.chip < self.machine.chip_count})
+        cores = tuple(core for chip in chips for core in self.machine.cores(chip))
+        if wrong := [tile for tile in tiles.tiles if tile.core not in cores]:
+            raise MapError(f"{wrong[0].name}: expected a core of {self.machine.key} that is alive, got {wrong[0].core}")
+        overlap = self.mapping.least_interval is not None
+        mapped = scheduled(tiles, self.machine, Routes(self.machine, cores), self.mapping.effort, overlap)
+        mapped = mapped if overlap else shortened(mapped, self.machine, TRIES)
+        # What no mapping of the model can do better than says nothing of edited tiles.
+        return program(mapped, self.machine, Bound(0, ""), self.trace)
 
 
 def _mentions(i: Instruction, name: str) -> bool:
@@ -126,7 +150,9 @@ def _text(i: Instruction) -> str:
     return " ".join(filter(None, (action_text(i.action), i.module, i.source)))
 
 
-def program(mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace, choice: str = "") -> SpatialProgram:
+def program(
+    mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace | None, choice: str = "", left: str = ""
+) -> SpatialProgram:
     bound, reasons = max(mapped.bound.cycles, limit.cycles), (mapped.bound.reason, limit.reason)
     data = mapped.tiles.tensors
-    return SpatialProgram(mapped.listing, machine, data, bound, limit.cycles, reasons, trace, mapped, choice)
+    return SpatialProgram(mapped.listing, machine, data, bound, limit.cycles, reasons, trace, mapped, choice, left)

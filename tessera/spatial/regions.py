@@ -2,7 +2,8 @@
 
 In: tiles. Out: the number of a region for each. An array holds the banks of its weights and of what streams through it
 for long; so weights, what arrives, products and what the vector unit writes lie in regions apart, where there are
-banks enough, and neighbours of one kind take turns.
+banks enough, and neighbours of one kind take turns. Arrays of one core work side by side only on operands in different
+banks; so where there are several, every kind has as many regions.
 """
 
 from __future__ import annotations
@@ -18,10 +19,23 @@ _ROLES = {
     4: ((0,), (1,), (2,), (3,), (3,)),
     8: ((0,), (1, 2), (3, 4), (5,), (6,)),
 }
+KINDS = 5
+
+
+def for_arrays(arrays: int) -> int:
+    """How many regions let so many arrays of a core work side by side."""
+    return KINDS * arrays
+
+
+def _roles(most: int) -> tuple[tuple[int, ...], ...]:
+    if most > max(_ROLES):
+        each = most // KINDS
+        return tuple(tuple(range(kind * each, (kind + 1) * each)) for kind in range(KINDS))
+    return _ROLES[max(count for count in _ROLES if count <= most)]
 
 
 def regions_of(tiles: list[Tile], most: int) -> dict[Tile, int]:
-    roles = _ROLES[max(count for count in _ROLES if count <= most)]
+    roles = _roles(most)
     factors = {part.tile for t in tiles if isinstance(t, Multiplied) for _, part in t.factors}
     turns: dict[tuple[Core, int], int] = {}
     regions: dict[Tile, int] = {}

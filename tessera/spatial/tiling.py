@@ -119,7 +119,7 @@ class Tiling:
 
     def received(self, home: Home, tensor: str, first: int, source: Source = NOWHERE) -> None:
         """What the host sends, by its ports in turn."""
-        rows = cut(home.rows, cuts.block_parts(home.rows, home.columns, home.dtype.itemsize, self.effort))
+        rows = cut(home.rows, cuts.block_parts(self.machine, home.rows, home.columns, home.dtype.itemsize, self.effort))
         columns = cut(home.columns, cuts.most_sum_parts(self.machine, home.columns) if self.is_factor(home) else 1,
                       self.machine.matrix.rows)  # fmt: skip
         grid: list[list[Tile]] = []
@@ -394,7 +394,7 @@ class Tiling:
         """Pieces of the output, each by way of a core with a host port."""
         if not m.size:
             return
-        rows = cut(m.shape[0], cuts.block_parts(m.shape[0], m.shape[1], dtype.itemsize, self.effort))
+        rows = cut(m.shape[0], cuts.block_parts(self.machine, m.shape[0], m.shape[1], dtype.itemsize, self.effort))
         for top, bottom in zip(rows[:-1], rows[1:], strict=True):
             block = m.block((top, bottom), (0, m.shape[1]))
             for r in self.on.rectangles(block):

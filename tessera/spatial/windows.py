@@ -6,13 +6,12 @@ of it by as much as the window's steps allow, which is what the solver makes lar
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
 from tessera.machines.spatial import SpatialMachine
-from tessera.spatial.memory.exact import available
 from tessera.spatial.schedule import Pass, Schedule, capacity, polished
+from tessera.spatial.solvers import missing, solver
 from tessera.spatial.steps import Resource, Step, Use
 
 SIZE, APART = 40, 20  # steps of a window, and from one window's first step to the next one's
@@ -22,7 +21,7 @@ EFFORT = 1.0  # of the solver for a window, in its own seconds, which are the sa
 
 def windowed(best: Schedule, machine: SpatialMachine, least: int) -> Schedule:
     """A schedule that is not longer, and not shorter than `least`; the same one where ortools is not installed."""
-    if not available():
+    if missing("ortools"):
         return best
     after, uses = {s: s.after for s in best.steps}, {s: s.uses for s in best.steps}
     for first in _firsts(len(best.steps)):
@@ -54,7 +53,7 @@ def _solved(order: list[Step], best: Schedule, machine: SpatialMachine, first: i
         most = min(most, best.cycles - known[s] - s.end)
     if most <= 0:
         return None
-    cp_model = importlib.import_module("ortools.sat.python.cp_model")
+    cp_model = solver("ortools")
     model = cp_model.CpModel()
     sooner = model.new_int_var(0, most, "sooner")
     starts: dict[Step, Any] = {s: known[s] for s in order[:first]} | {s: known[s] - sooner for s in behind}
@@ -74,13 +73,13 @@ def _solved(order: list[Step], best: Schedule, machine: SpatialMachine, first: i
             times.append(model.new_interval_var(at, use.duration, at + use.duration, ""))
         model.add_cumulative(times, [use.count for _, use in users], capacity(resource, machine))
     model.maximize(sooner)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = EFFORT
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or not solver.value(sooner):
+    search = cp_model.CpSolver()
+    search.parameters.num_workers = 1
+    search.parameters.random_seed = 0
+    search.parameters.max_deterministic_time = EFFORT
+    if search.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or not search.value(sooner):
         return None
-    return {s: int(solver.value(at)) for s, at in starts.items()}
+    return {s: int(search.value(at)) for s, at in starts.items()}
 
 
 def _users(order: list[Step], first: int, known: dict[Step, int], most: int) -> dict[Resource, list[tuple[Step, Use]]]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tessera.spatial.codesign.api import codesign
 from tessera.spatial.map import EFFORTS
-from tessera.tools.command import Command, json_argument, write_json
+from tessera.tools import codesign_page
+from tessera.tools.command import Command, json_argument, output_file, write_json
 from tessera.tools.convert import SOURCES
 from tessera.util.errors import OptionError
 
@@ -24,6 +25,9 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--chips", type=int, default=1, help="how many to use")
     parser.add_argument("--effort", choices=EFFORTS, default="quick", help="how many mappings are tried for each point")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
+    parser.add_argument(
+        "--report", type=output_file, metavar="FILE", help="write an HTML page: the front, and the rest"
+    )
     json_argument(parser)
 
 
@@ -39,6 +43,8 @@ def run(args: Namespace) -> int:
         model, *example, machine=args.machine, vary=vary, chips=args.chips, points=args.points, effort=args.effort,
         seed=args.seed,
     )  # fmt: skip
+    if args.report:
+        codesign_page.write(answer, args.report)
     if not write_json(args, answer.data()):
         print(answer)
     return 0

@@ -20,6 +20,7 @@ from tessera.spatial.memory import exact
 from tessera.spatial.memory.allocate import Placed, allocate
 from tessera.spatial.memory.check import Laid, check
 from tessera.spatial.memory.span import Span, pressure
+from tessera.spatial.solvers import missing
 
 SHARES = (1.1, 1.05, 1.02, 1.01)  # of a capacity that was not reached: heights that are tried one after the other
 
@@ -42,9 +43,9 @@ def least(spans: list[Span], placed: Placed) -> int | None:
     """The height of the lowest layout, or None where nobody could prove one."""
     if placed.height == pressure(spans):
         return placed.height
-    if not exact.available():
+    if missing("ortools"):
         return placed.height if placed.proven else None
-    lower, proven = exact.solve(spans, pressure(spans), placed.height, seconds=60)
+    lower, proven = exact.solve(spans, pressure(spans), placed.height, effort=60)
     if lower is not None and proven:
         return max(a + s.size for a, s in zip(lower, spans, strict=True))
     return placed.height if proven else None

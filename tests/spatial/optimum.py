@@ -5,7 +5,6 @@ python -m tests.spatial.optimum 100          that many random programs of 8 to 4
 
 from __future__ import annotations
 
-import importlib
 import random
 import sys
 from collections.abc import Iterator
@@ -19,16 +18,17 @@ from tessera.spatial.errors import SpaceError
 from tessera.spatial.graph import Graph
 from tessera.spatial.mapping import Mapping, best
 from tessera.spatial.schedule import capacity
+from tessera.spatial.solvers import solver
 from tessera.spatial.steps import Step
 from tests.spatial.random_programs import Program, random_machine
 
 STEPS = range(8, 41)
-SECONDS = 30.0
+EFFORT = 30.0  # of the solver, in its own seconds
 
 
 def least(steps: list[Step], machine: SpatialMachine, known: int) -> tuple[int, bool]:
     """Cycles that no schedule of these steps is shorter than, and whether one is as short; `known`: of one that is."""
-    cp_model = importlib.import_module("ortools.sat.python.cp_model")
+    cp_model = solver("ortools")
     model = cp_model.CpModel()
     starts = {s: model.new_int_var(0, known, f"s{s.number}") for s in steps}
     end = model.new_int_var(0, known, "end")
@@ -44,10 +44,10 @@ def least(steps: list[Step], machine: SpatialMachine, known: int) -> tuple[int, 
         times, counts = zip(*users, strict=True)
         model.add_cumulative(times, counts, capacity(resource, machine))
     model.minimize(end)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers, solver.parameters.max_time_in_seconds = 1, SECONDS
-    status = solver.solve(model)
-    return round(solver.best_objective_bound), status == cp_model.OPTIMAL
+    search = cp_model.CpSolver()
+    search.parameters.num_workers, search.parameters.max_deterministic_time = 1, EFFORT
+    status = search.solve(model)
+    return round(search.best_objective_bound), status == cp_model.OPTIMAL
 
 
 def graph_of(

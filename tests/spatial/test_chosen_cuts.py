@@ -11,16 +11,18 @@ import pytest
 import torch
 from torch import nn
 
+from tessera.spatial import solvers
 from tessera.spatial.capture import captured
-from tessera.spatial.choice import cut as choice
 from tessera.spatial.choice.layers import problem
-from tessera.spatial.choice.search import Problem, Shape, Way, available, best, staged
+from tessera.spatial.choice.search import Problem, Shape, Way, best, staged
 from tessera.spatial.map import map_onto
+from tessera.spatial.solvers import missing
 from tessera.util.errors import OptionError
 from tests.spatial.nets import MLP, MoE
 from tests.spatial.test_chips import agree, chips_of, rack
+from tests.spatial.test_solvers import without
 
-needs_highspy = pytest.mark.skipif(not available(), reason="highspy is not installed")
+needs_highspy = pytest.mark.skipif(bool(missing("highspy")), reason="HiGHS is part of the extra plan")
 
 
 def every(of: Problem) -> dict[tuple[Shape, tuple[Way, ...]], float]:
@@ -116,10 +118,10 @@ def test_throughput_wants_other_cuts_than_latency() -> None:
 
 
 def test_without_highspy_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "available", lambda: False)
+    monkeypatch.setattr(solvers, "_found", without)
     x, machine = torch.randn(8, 64), rack()
     program = map_onto(MLP(), x, machine=machine, chips=2, cut="best", effort="quick")
-    assert "every tensor is cut: highspy" in program.summary() and "tessera[plan]" in program.choice
+    assert "every tensor is cut: HiGHS" in program.summary() and "tessera[plan]" in program.choice
     plain = map_onto(MLP(), x, machine=machine, chips=2, effort="quick")
     assert str(plain) == str(program) and not plain.choice
     with pytest.raises(OptionError, match="expected words and counts, 'best' or None, got 'fast'"):

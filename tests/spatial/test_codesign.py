@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import tessera
 from tessera.ir.trace import Trace
 from tessera.machines.spatial import SpatialMachine
 from tessera.machines.spatial.read import vary
+from tessera.spatial.capture import captured
 from tessera.spatial.codesign.fields import DIALS, axis
 from tessera.spatial.codesign.points import Bench, Point
 from tessera.tools.cli import main
@@ -102,7 +104,7 @@ def test_a_point_is_no_slower_than_a_poorer_one(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Bench, "_point", point)
     for order in ((128, 256), (256, 128)):
-        bench = Bench(Trace("none", (), (), ()), machine(), 1, "quick", 0)
+        bench = Bench(captured(Trace("none", (), (), ()), (), {}), machine(), 1, "quick", 0)
         for width in order:
             bench.point({"link.width": width})
         assert bench.point({"link.width": 256}).seconds == 100 and bench.point({"link.width": 128}).seconds == 128
@@ -163,12 +165,35 @@ def test_bad_sweeps_are_one_clear_line(given: dict, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_files_go_in(tmp_path: Path) -> None:
+    """An artifact, and an ONNX file whose numbers decide sizes; each is captured once."""
+    pytest.importorskip("onnx")
+
+    class Half(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean(0) + x.split([1, 3])[0]
+
+    x, path = torch.randn(4, 8), tmp_path / "half.onnx"
+    tessera.onnx.export(Half(), (x,), path)
+    tessera.export(Half(), (x,), tmp_path / "half.tess")
+    for model in (Half(), tessera.onnx.load(path), tessera.load(tmp_path / "half.tess")):
+        found = tessera.codesign(model, x, machine="toy", vary={"vector.lanes": [1, 32]})
+        assert found.points[0].seconds > found.points[1].seconds and found.data()["machine"] == "toy"
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "model.py"
     script.write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(16, 16), (torch.randn(4, 16),)\n")
     source = f"{script}:make"
-    assert main(["codesign", source, "--vary", "vector.lanes=x1..x2", "--points", "2", "--json"]) == 0
+    told = str(tmp_path / "front.html")
+    options = ["--vary", "vector.lanes=x1..x2", "--points", "2", "--json", "--report", told]
+    assert main(["codesign", source, *options]) == 0
     found = json.loads(capsys.readouterr().out)
+    text = Path(told).read_text()
+    chart = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
+    titles = [title.text for title in chart.iter("title")]
+    assert len(titles) == len(found["points"]) and len(chart.findall("./g/circle")) == len(found["front"])
+    assert any(title.startswith("vector.lanes = 64: ") for title in titles if title) and "<script" not in text
     assert found["machine"] == "toy" and len(found["points"]) == 2 and len(found["asks"]) <= 3
     assert main(["codesign", source, "--vary", "vector.lanes"]) == 2
     assert "expected FIELD=VALUES" in capsys.readouterr().err

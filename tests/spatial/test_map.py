@@ -16,6 +16,7 @@ from tessera.spatial.map import map_onto
 from tessera.spatial.program import SpatialProgram
 from tessera.spatial.schedule import searched
 from tessera.spatial.simulator.api import simulate
+from tessera.spatial.simulator.stepper import step
 from tessera.torch_internals.operators import scaled_mm
 from tessera.util.errors import OptionError
 from tests.spatial.nets import MLP, Attention, Block, Many, convolutions, toy
@@ -145,6 +146,18 @@ def test_arrays(stationary: str) -> None:
     machine = toy(2, 2, stationary=f'"{stationary}"', loading='"overlapped"', rows=8, columns=4, banks=4, read_ports=2)
     model, x = MLP(20, 33), torch.randn(11, 20)
     agree(model, (x,), map_onto(model, x, machine=machine, effort="quick"), 1e-5)
+
+
+def test_arrays_of_one_core_work_side_by_side() -> None:
+    torch.manual_seed(0)
+    model, x = MLP(64, 64), torch.randn(64, 64)
+    figures = {"rows": 4, "columns": 4, "banks": 32, "read_ports": 8, "write_ports": 8, "size": '"256 KiB"'}
+    took = {}
+    for count in (1, 2, 4):
+        program = map_onto(model, x, machine=toy(1, 1, count=count, **figures))
+        agree(model, (x,), program, 1e-5)
+        took[count] = program.cycles
+    assert step(program.program, x)[1] == took[4] < 0.45 * took[1] and took[2] < 0.65 * took[1]
 
 
 def test_the_same_seed_gives_the_same_listing() -> None:

@@ -7,12 +7,15 @@ import random
 
 import pytest
 
+from tessera.spatial import solvers
 from tessera.spatial.memory import canonical, exact
 from tessera.spatial.memory.allocate import Placed, _greedy, _neighbours, _orders, _urgent, allocate
 from tessera.spatial.memory.check import Laid, LayoutError, check
 from tessera.spatial.memory.span import Span, pressure
+from tessera.spatial.solvers import missing
 from tessera.util.errors import OptionError
 from tests.spatial.lifetimes import least, prove, random_spans
+from tests.spatial.test_solvers import without
 
 
 def test_layouts_are_proven_and_least() -> None:
@@ -24,7 +27,7 @@ def test_layouts_are_proven_and_least() -> None:
         assert placed.proven, f"seed {seed}: {placed.height} over {pressure(spans)}"
 
 
-@pytest.mark.skipif(not exact.available(), reason="ortools is not installed")
+@pytest.mark.skipif(bool(missing("ortools")), reason="CP-SAT is part of the extra plan")
 def test_a_solver_agrees() -> None:
     for seed in range(100):
         spans = random_spans(seed, 3 + seed % 28)
@@ -142,7 +145,7 @@ def test_a_search_without_budget_says_so() -> None:
 
 
 def test_a_solver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "available", lambda: False)
+    monkeypatch.setattr(solvers, "_found", without)
     with pytest.raises(OptionError, match="pip install tessera.plan"):
         exact.solve(random_spans(1, 3), 1, 2)
 
@@ -158,7 +161,7 @@ def test_the_checker_refuses() -> None:
         check([Laid("c", 1024, 8, 0, 1)], 0, 1024, 32)
 
 
-@pytest.mark.skipif(not exact.available(), reason="ortools is not installed")
+@pytest.mark.skipif(bool(missing("ortools")), reason="CP-SAT is part of the extra plan")
 def test_a_solver_keeps_addresses_aligned() -> None:
     for seed in range(20):
         spans = random_spans(seed, 8)

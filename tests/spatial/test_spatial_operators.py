@@ -189,6 +189,56 @@ def test_bilinear_layers():
     same(Many(lambda x: both(x, x.flip(0))), X, machine="toy")
 
 
+def test_integers_of_64_bits_are_divided_exactly():
+    top = 2**63 - 1
+    a = torch.tensor(
+        [2**53 + 1, -(2**53) - 3, 2**60 + 12345, -(2**61) - 7, top, -top - 1, -top - 1, 2**62 + 3, 1, 0, -5]
+    )
+    b = torch.tensor([3, -2, 7, -11, 1, 3, 2**62 + 1, 1000003, -top, 9, top])
+    _exact(
+        lambda a, b: (
+            a // b, a % b, torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b), a // 3, a // -7, a % -10,
+            torch.fmod(a, 10), (a >> 2).int() // b.int(),
+        ),
+        a, b,
+    )  # fmt: skip
+
+
+def test_narrow_integers_wrap_before_they_are_combined():
+    x = torch.tensor([[-128, 3, 127], [-128, -128, -1]], dtype=torch.int8)
+    _exact(lambda x: (x.abs().amax(-1), (-x).amin(-1), (x + x).amax(0), (x * x).argmax(-1), (x - 1).sum(-1)), x)
+
+
+def test_integers_stay_exact():
+    """Where the unit would compute in floats: powers, what rounds, what is padded, quotients inside of operators."""
+    x = torch.tensor([2**60 + 1, -(2**60) - 1, 1000003, -7, 46341, 1])
+    y = torch.tensor([3, 5, 12, -4, 63, -9])
+    _exact(
+        lambda x, y: (
+            x**3, x**y, 3 ** y.abs(), x**0, x**1, (x % 100).int() ** 5, x.to(torch.int8) ** 3, (-1) ** y, x.floor(),
+            x.ceil(), x.trunc(), x.round(), F.pad(x, (1, 2), value=3), torch.lcm(x % 1000, y), x.to(torch.uint8).any(),
+            (x * 128).to(torch.uint8).all(),
+        ),
+        x, y,
+    )  # fmt: skip
+
+
+def _exact(ways: Callable, *given: torch.Tensor) -> None:
+    program = map_onto(ways, *given, machine="toy", effort="quick")
+    for results in (simulate(program, *given).outputs, step(program.program, *given)[0]):
+        for got, expected in zip(results, ways(*given), strict=True):
+            assert got.dtype == expected.dtype and got.equal(expected)
+
+
+def test_adaptive_pools_of_the_largest():
+    x = torch.randn(2, 3, 7, 5, 4, generator=torch.Generator().manual_seed(3))
+    x[0, 0, 3, 2, 1] = float("nan")
+    for size, of in (((3, 4), x[0]), ((2, 3, 4), x)):
+        pool = F.adaptive_max_pool2d if len(size) == 2 else F.adaptive_max_pool3d
+        same(lambda x, pool=pool, size=size: pool(x, size, return_indices=True), of, machine="toy")
+    same(lambda x: F.adaptive_max_pool1d(x, 2), x[0, 0, :, :, 0].contiguous(), machine="toy")
+
+
 def test_doubles_made_of_floats_are_computed_in_doubles():
     def model(x: torch.Tensor) -> torch.Tensor:
         return x.double() * x.double().exp() - 1
@@ -225,6 +275,28 @@ def test_a_model_without_a_weight_to_cut_runs_on_the_cores_of_several_large_chip
     torch.manual_seed(0)
     assert len(spatial_machine("lpx").cores()) * 4 > 100
     same(nn.Sequential(nn.Linear(13, 7), nn.Tanh(), nn.Linear(7, 3)), torch.randn(5, 13), machine="lpx", chips=2)
+
+
+class Sized(nn.Module):
+    """What its file holds in tensors decides sizes: axes, parts, places."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        left, right = x.split([5, 7], -1)
+        best, where = x.topk(3, -1)
+        return x.mean((0, 1)), left.unsqueeze(0).expand(2, -1, -1) @ right[:5, 1:6], best - y, where, x.roll(2, 1)
+
+
+@pytest.mark.parametrize("dynamic", [None, {"x": {0: "rows"}}], ids=["fixed", "open"])
+def test_files_whose_numbers_decide_sizes(tmp_path, dynamic):
+    pytest.importorskip("onnx")
+    given = torch.randn(5, 12), torch.randn(5, 3)
+    tessera.onnx.export(Sized(), given, tmp_path / "m.onnx", dynamic=dynamic and {**dynamic, "y": {0: "rows"}})
+    net = tessera.onnx.load(tmp_path / "m.onnx")
+    _agree(net, *given)
+    names = dict(zip(net.input_names, given, strict=True))
+    by_name = map_onto(net, machine="toy", **{name: names[name] for name in reversed(names)})
+    for got, expected in zip(simulate(by_name, *given).outputs, net(*given), strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 def test_models_from_files(tmp_path):

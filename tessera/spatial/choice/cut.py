@@ -13,8 +13,9 @@ from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.capture import Captured
 from tessera.spatial.chips import Cut
 from tessera.spatial.choice.layers import problem
-from tessera.spatial.choice.search import available, best
+from tessera.spatial.choice.search import best
 from tessera.spatial.errors import SpaceError
+from tessera.spatial.solvers import missing
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,8 @@ def chosen_cuts(got: Captured, machine: SpatialMachine, chips: int, throughput: 
     said = "stages are as even as can be" if blocks else said
     if chips == 1:
         return [Choice(plain)]
-    if not available():
-        missing = "highspy, which chooses cuts, is not installed (pip install tessera[plan])"
-        return [Choice(plain, f"{said}: {missing}")]
+    if why := missing("highspy"):
+        return [Choice(plain, f"{said}: {why}")]
     asked, layers = problem(got, machine, chips, throughput, blocks)
     found = best(asked)
     if found is None:

@@ -4,20 +4,18 @@ In: a `Problem`: layers in order, each of a kind, and for every shape of the chi
 them, with cycles and bytes. Equal layers share their choice. Out: a `Chosen`, of least latency or of least interval.
 The integer program knows all but where stages end: what it says is a bound. Dynamic programming cuts the layers into
 stages, and what it finds is left out of the integer program from then on. The best is proven when the bound is not
-below it. highspy is the extra `plan`; whoever can do without it asks `available` first.
+below it. highspy is the extra `plan`; whoever can do without it asks `missing` first.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tessera.util.errors import OptionError
+from tessera.spatial.solvers import solver
 
 ROUNDS = 200  # of cutting off what the integer program found
 NEAR = 1e-6
@@ -61,14 +59,8 @@ class Chosen:
     proven: bool = True
 
 
-def available() -> bool:
-    return importlib.util.find_spec("highspy") is not None
-
-
 def best(problem: Problem) -> Chosen | None:
     """None where nothing fits."""
-    if not available():
-        raise OptionError("cuts are chosen by highspy, which is not installed: pip install tessera[plan]")
     program, found = _Program(problem), None
     for _ in range(ROUNDS):
         answer = program.solve()
@@ -118,7 +110,7 @@ class _Program:
     """Which shape, and which way of each kind; stages are as even as if layers could be cut anywhere."""
 
     def __init__(self, problem: Problem) -> None:
-        highspy = importlib.import_module("highspy")
+        highspy = solver("highspy")
         self.problem, self.solver = problem, highspy.Highs()
         self.done = highspy.HighsModelStatus.kOptimal
         for option, value in (("output_flag", False), ("threads", 1), ("random_seed", 0), ("mip_rel_gap", 0.0)):

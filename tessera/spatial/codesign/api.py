@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch.export import ExportedProgram
 
-from tessera.frontends.export_model import exported_program
 from tessera.ir.trace import Trace
 from tessera.machines.find import spatial_machine
 from tessera.machines.spatial import SpatialMachine
+from tessera.spatial.capture import captured
 from tessera.spatial.codesign.fields import Dial, axis, current, text
 from tessera.spatial.codesign.findings import (
     NOTHING,
@@ -58,21 +58,21 @@ class Codesign:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        lines = [f"{self.machine.name}: {_told(self.base)}"]
+        lines = [f"{self.machine.name}: {told(self.base)}"]
         if self.points:
             lines += ["", f"The front, {len(self.front)} of {len(self.points)} points:"]
-            lines += [f"  {_told(p)}  {p.name}" for p in self.front]
+            lines += [f"  {told(p)}  {p.name}" for p in self.front]
         if self.knees:
             lines += ["", "Where more buys nothing:", *(f"  {_beyond(k)}" for k in self.knees)]
         if self.elasticities:
             lines += ["", "What one percent buys:"]
-            lines += [f"  {e.dial.name:<18}{e.percent:>7.2f} %{_fine(e)}" for e in self.elasticities]
+            lines += [f"  {e.dial.name:<18}{round(e.percent, 2) + 0.0:>7.2f} %{_fine(e)}" for e in self.elasticities]
         lines += ["", "What to ask for:" if self.asks else "No single field made twice as good saves time."]
         for number, ask in enumerate(self.asks, 1):
             saved = f"{ask.gain:.1%} of the time" if self.base.fits else "it fits then"
-            lines.append(f"  {number}. {ask.name}: {saved}; {_told(ask.point)}")
+            lines.append(f"  {number}. {ask.name}: {saved}; {told(ask.point)}")
         if self.together and len(self.asks) > 1:
-            lines.append(f"  together: {_told(self.together)}")
+            lines.append(f"  together: {told(self.together)}")
         if owed := len(self.machine.assumptions):
             lines += ["", f"{owed} of {len(self.machine.sources)} numbers of {self.machine.key} are assumed."]
         return "\n".join(lines)
@@ -100,8 +100,7 @@ def codesign(
     """
     onto = machine if isinstance(machine, SpatialMachine) else spatial_machine(machine)
     axes = _axes(onto, vary, points)
-    traced = model if isinstance(model, Trace) else exported_program(model, args, kwargs, None)[0]
-    bench = Bench(traced, onto, chips, effort, seed)
+    bench = Bench(captured(model, args, kwargs), onto, chips, effort, seed)
     _found(bench, axes)
     return _found(bench, axes)  # once more: a point may have become faster when a poorer one was known
 
@@ -137,7 +136,7 @@ def _axes(machine: SpatialMachine, vary: Mapping[str, object] | None, points: in
     return axes
 
 
-def _told(point: Point) -> str:
+def told(point: Point) -> str:
     if not point.fits:
         return f"refused: {point.reason}"
     energy = "" if point.joules is None else f", {point.joules * 1e6:,.3f} µJ"

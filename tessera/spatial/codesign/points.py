@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch.export import ExportedProgram
-
-from tessera.ir.trace import Trace
 from tessera.machines.spatial import SpatialMachine
+from tessera.spatial.capture import Captured
 from tessera.spatial.codesign.fields import DIALS, changed, text
 from tessera.spatial.errors import SpaceError
 from tessera.spatial.map import map_onto
@@ -53,7 +51,7 @@ class Point:
 class Bench:
     """Compiles and simulates one model for variants of one machine."""
 
-    model: ExportedProgram | Trace
+    model: Captured
     machine: SpatialMachine
     chips: int
     effort: str
@@ -93,7 +91,12 @@ class Bench:
         try:
             machine = changed(self.machine, changes)
             program = map_onto(
-                self.model, machine=machine, chips=self.chips, effort=self.effort, seed=self.seed, like=like
+                self.model,  # type: ignore[arg-type]  # captured once, for all points
+                machine=machine,
+                chips=self.chips,
+                effort=self.effort,
+                seed=self.seed,
+                like=like,
             )
         except (SpaceError, MachineError) as error:
             return Point(changes, None, float("inf"), reason=str(error))

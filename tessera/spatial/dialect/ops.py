@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from xdsl.dialects.builtin import ArrayAttr, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr
 from xdsl.ir import Dialect, Operation, ParametrizedAttribute, SSAValue, TypeAttribute
 from xdsl.irdl import (
     IRDLOperation,
@@ -90,10 +90,12 @@ def check_core(op: Operation, operands: list[SSAValue], result: SSAValue) -> Non
 
 
 class TileOp(IRDLOperation):
-    """What gives a tile: its label, and the user's line."""
+    """What gives a tile: its label, the user's line, the matrix that it is a block of, and of several batches which."""
 
     label = prop_def(StringAttr)
     source = prop_def(StringAttr)
+    home = opt_prop_def(StringAttr)
+    batch = opt_prop_def(IntegerAttr)
     result = result_def(TileType)
 
 

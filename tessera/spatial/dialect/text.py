@@ -11,12 +11,12 @@ import re
 
 import torch
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, Builtin, ModuleOp, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, Builtin, IntegerAttr, ModuleOp, StringAttr
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
 
-from tessera.ir.equation import Source
+from tessera.ir.equation import NOWHERE, Source
 from tessera.machines.spatial import Core
 from tessera.spatial.dialect.ops import (
     AssembleOp,
@@ -44,7 +44,7 @@ from tessera.spatial.listing.expression import Unread, read_tree
 from tessera.spatial.listing.host import call_text, read_call
 from tessera.spatial.listing.parse import read_core
 from tessera.spatial.listing.text import tree_text
-from tessera.spatial.listing.types import Call, Ref
+from tessera.spatial.listing.types import SIZES, Call, Ref
 from tessera.spatial.listing.types import Tree as ListingTree
 from tessera.spatial.tiles import (
     Assembled,
@@ -64,6 +64,7 @@ from tessera.spatial.tiles import (
 )
 
 _TENSOR = re.compile(r"(\S+) ([a-z0-9_]+)\[([\d, ]*)\]")
+_SOURCE = re.compile(r"(?:(.+):(\d{1,9}) )?(.*)")
 
 
 def to_module(tiles: Tiles) -> ModuleOp:
@@ -92,7 +93,9 @@ def to_module(tiles: Tiles) -> ModuleOp:
 def _operation(tile: Tile, values: dict[Tile, SSAValue]) -> Operation:
     parts = list(tile.parts())
     kind = StringAttr(f"{dtype_name(tile.dtype)}[{tile.rows}, {tile.columns}]")
-    common = {"label": StringAttr(tile.name), "source": StringAttr(_source(tile.source))}
+    common: dict[str, Attribute] = {"label": StringAttr(tile.name), "source": StringAttr(_source(tile.source))}
+    common |= {"home": StringAttr(tile.home)} if tile.home else {}
+    common |= {"batch": IntegerAttr(tile.batch, 64)} if tile.batch else {}
     form = {"operands": [values[p.tile] for p in parts], "result_types": [TileType(kind, StringAttr(str(tile.core)))]}
     match tile:
         case Held() | Received() | Loaded():
@@ -135,6 +138,11 @@ def _source(source: Source) -> str:
     return f"{os.path.basename(source.file)}:{source.line} {source.module}" if source.file else source.module
 
 
+def _read_source(text: str) -> Source:
+    match = _SOURCE.fullmatch(text)
+    return Source(match[1] or "", int(match[2] or 0), match[3]) if match else NOWHERE
+
+
 def to_text(tiles: Tiles) -> str:
     return str(to_module(tiles))
 
@@ -147,12 +155,12 @@ def parse(text: str, tensors: dict[str, torch.Tensor]) -> Tiles:
     try:
         module = Parser(context, text).parse_module()
         module.verify()
-    except (ParseError, VerifyException) as error:
+        programs = [op for op in module.ops if isinstance(op, ProgramOp)]
+        if len(programs) != 1:
+            raise MapError(f"expected one spatial.program, got {len(programs)}")
+        return _Reader(programs[0], tensors).tiles()
+    except (ParseError, VerifyException, Unread) as error:
         raise MapError(str(error).rstrip()) from None
-    programs = [op for op in module.ops if isinstance(op, ProgramOp)]
-    if len(programs) != 1:
-        raise MapError(f"expected one spatial.program, got {len(programs)}")
-    return _Reader(programs[0], tensors).tiles()
 
 
 class _Reader:
@@ -179,33 +187,38 @@ class _Reader:
     def tile(self, op: TileOp) -> Tile:
         dtype, rows, columns = tile_type(op.result).parsed()
         core: Core = read_core(tile_type(op.result).core.data)
-        head = (op.label.data, getattr(torch, dtype), rows, columns, core)
+        head = (op.label.data, _read_dtype(dtype), rows, columns, core)
+        kept = {
+            "source": _read_source(op.source.data),
+            "home": op.home.data if op.home else "",
+            "batch": op.batch.value.data if op.batch else 0,
+        }
         match op:
             case HoldOp() | LoadOp():
                 if op.tensor.data not in self.tensors:
                     raise MapError(f"{op.label.data} holds {op.tensor.data}, which is not given beside the text")
                 of = (op.tensor.data, read_part(op.box.data)[0])
                 return (
-                    Loaded(*head, *of, op.dram.data)
+                    Loaded(*head, *of, op.dram.data, **kept)
                     if isinstance(op, LoadOp)
-                    else Held(*head, *of, op.kind.data == "state")
+                    else Held(*head, *of, op.kind.data == "state", **kept)
                 )
             case ReceiveOp():
-                return Received(*head, op.tensor.data, read_part(op.box.data)[0])
+                return Received(*head, op.tensor.data, read_part(op.box.data)[0], **kept)
             case AssembleOp():
                 places = [read_place(p.data) for p in op.places]
-                return Assembled(*head, [(part, *at) for part, at in zip(self.parts(op), places, strict=True)])
+                return Assembled(*head, [(part, *at) for part, at in zip(self.parts(op), places, strict=True)], **kept)
             case MultiplyOp():
                 parts = self.parts(op)
-                return Multiplied(*head, list(zip(parts[::2], parts[1::2], strict=True)))
+                return Multiplied(*head, list(zip(parts[::2], parts[1::2], strict=True)), **kept)
             case ComputeOp():
-                return Computed(*head, _own_tree(read_tree(op.expression.data)), self.parts(op))
+                return Computed(*head, _own_tree(read_tree(op.expression.data)), self.parts(op), **kept)
             case GatherOp():
                 table, index = self.parts(op)
-                return Gathered(*head, table, index)
+                return Gathered(*head, table, index, **kept)
             case ScatterOp():
                 state, index, rows = self.parts(op)
-                return Scattered(*head, state, index, rows)
+                return Scattered(*head, state, index, rows, **kept)
         raise MapError(f"{op.name} is no operation that gives a tile")
 
     def parts(self, op: Operation) -> list[Part]:
@@ -221,13 +234,16 @@ def _own_tree(of: ListingTree) -> Tree:
 
 def _read_call(text: str) -> Called:
     core, _, call = text.partition(" ")
-    try:
-        return Called(read_call(call), read_core(core))
-    except Unread as error:
-        raise MapError(str(error)) from None
+    return Called(read_call(call), read_core(core))
+
+
+def _read_dtype(name: str) -> torch.dtype:
+    if name not in SIZES:
+        raise Unread(f"expected a type out of {', '.join(SIZES)}; got {name!r}")
+    return getattr(torch, name)
 
 
 def _read_tensor(text: str) -> tuple[str, torch.dtype, tuple[int, ...]]:
     if (match := _TENSOR.fullmatch(text)) is None:
         raise MapError(f"expected a name and a type such as x float32[16, 64], got {text!r}")
-    return match[1], getattr(torch, match[2]), tuple(int(n) for n in match[3].split(",") if n.strip())
+    return match[1], _read_dtype(match[2]), tuple(int(n) for n in match[3].split(",") if n.strip())

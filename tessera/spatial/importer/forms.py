@@ -20,7 +20,7 @@ TOP = 8  # of a row: how many are found one after the other
 # Functions of the vector unit that an operator is by itself.
 _SAME = names(
     """
-    exp expm1 log log1p sqrt rsqrt sigmoid tanh erf sin cos abs neg sign floor ceil trunc relu silu
+    exp expm1 log log1p sqrt rsqrt sigmoid tanh erf sin cos abs neg sign relu silu
     maximum minimum eq ne lt le gt ge mul remainder asin acos atan asinh acosh atanh erfinv lgamma digamma i0 atan2
     copysign gcd bitwise_left_shift bitwise_right_shift
     """
@@ -39,11 +39,14 @@ for _name, _side in (("__lshift__", "left"), ("__rshift__", "right")):
     FORMS[_name] = _elementwise(f"bitwise_{_side}_shift")
 
 
-@form("round")
+@form("floor ceil trunc round")
 def rounded(im: Importer, x: Item, decimals: int = 0) -> Item:
-    """To so many decimals: what is scaled up is rounded and scaled down."""
+    """To so many decimals: what is scaled up is rounded and scaled down. Integers are whole already."""
+    assert im.eqn is not None
+    if not im.eqn.results()[0].dtype.is_floating_point:
+        return x
     if not decimals:
-        return im.apply("round", x)
+        return im.apply(im.eqn.opname, x)
     scale = float(10 ** abs(decimals))
     up, down = ("mul", "div") if decimals > 0 else ("div", "mul")
     return im.apply(down, im.apply("round", im.apply(up, x, scale)), scale)
@@ -88,11 +91,11 @@ def rsub(im: Importer, a: Item, b: Item, alpha: float = 1) -> Item:
 @form("div")
 def div(im: Importer, a: Item, b: Item, rounding_mode: str | None = None) -> Item:
     assert im.eqn is not None
+    if not im.eqn.results()[0].dtype.is_floating_point:
+        return NotImplemented
     if rounding_mode is None:
         a, b = (im.values.cast(x, im.eqn.results()[0].dtype) if isinstance(x, (Lazy, Known)) else x for x in (a, b))
         return im.apply("div", a, b)
-    if not im.eqn.results()[0].dtype.is_floating_point:
-        return NotImplemented
     return im.apply({"floor": "floor", "trunc": "trunc"}[rounding_mode], im.apply("div", a, b))
 
 
@@ -103,6 +106,9 @@ def power(im: Importer, x: Item, exponent: Item | float) -> Item:
         return im.apply("mul", x, x)
     if exponent == 0.5:
         return im.apply("sqrt", x)
+    assert im.eqn is not None
+    if not im.eqn.results()[0].dtype.is_floating_point:  # the unit computes powers in floats
+        return NotImplemented
     return im.apply("pow", x, exponent)
 
 
@@ -132,7 +138,7 @@ def gelu(im: Importer, x: Item, approximate: str = "none") -> Item:
     return im.apply("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
-@form("_to_copy to")
+@form("_to_copy to convert_element_type")
 def to_copy(im: Importer, x: Item, *args: object, **kwargs: object) -> Item:
     assert im.eqn is not None
     return im.values.cast(x, im.eqn.results()[0].dtype)

@@ -237,6 +237,7 @@ class Importer:
             items.append(Lazy(index.shape, dtype, 0, (index,), v.name if v is not None else "v", eqn.source))
         if (value := filled_with(eqn)) != 0:
             inside = Known(padded_ones(eqn), "inside")
+            value = value if dtype.is_floating_point else int(value)
             return [self.apply("where", inside, items[0], value, dtype=dtype)]
         return items
 

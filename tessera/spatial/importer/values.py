@@ -150,7 +150,7 @@ class Values:
     def reduced(self, fn: str, lazy: Lazy, dims: list[int], keep: bool, dtype: torch.dtype) -> Lazy:
         """A node that combines an expression along dimensions."""
         assert not reduces(lazy.tree)
-        lazy = self.in_type(lazy, dtype)
+        lazy = self.plain(lazy) if _outgrows(lazy) else self.in_type(lazy, dtype)
         left = [d for d in range(len(lazy.shape)) if d not in dims]
         rows = int(np.prod([lazy.shape[d] for d in left], dtype=np.int64))
         columns = int(np.prod([lazy.shape[d] for d in dims], dtype=np.int64))
@@ -185,8 +185,9 @@ class Values:
         return self.plain(replace(lazy, dtype=wanted))
 
     def in_type(self, lazy: Lazy, dtype: torch.dtype) -> Lazy:
-        """What was narrowed, written where another type reads it: only then is it rounded."""
-        return self.plain(lazy) if lazy.narrowed and lazy.dtype != dtype else lazy
+        """What was narrowed, or holds more than its type does, written where another type reads it: only then is it
+        rounded, or wraps."""
+        return self.plain(lazy) if (lazy.narrowed or _outgrows(lazy)) and lazy.dtype != dtype else lazy
 
     def cast(self, item: Item, dtype: torch.dtype) -> Lazy:
         """Another type. Floats stay in the expression, which is rounded when it is written; but it is computed in 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -36,6 +37,24 @@ def avg_pool(
     if divisor is None and not count_include_pad:
         return windows(x) / windows(torch.ones(x.shape[-n:], dtype=x.dtype).expand(x.shape))
     return windows(x) / (divisor or math.prod(kernel))
+
+
+@written("adaptive_max_pool2d adaptive_max_pool3d")
+def adaptive_max_pool(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The largest of each window and its place in the image; windows are about equal and may share elements."""
+    n, image = len(size), x.shape[-len(size) :]
+    sides = [[(i * m // of, -(-(i + 1) * m // of)) for i in range(of)] for m, of in zip(image, size, strict=True)]
+    most, places = [], []
+    for window in itertools.product(*sides):
+        part = x[(..., *(slice(a, b) for a, b in window))].flatten(-n)
+        most.append(part.amax(-1))
+        rest, place, stride = part.argmax(-1), torch.zeros((), dtype=torch.int64), 1
+        for (low, high), m in zip(reversed(window), reversed(image), strict=True):
+            place = place + (rest % (high - low) + low) * stride
+            rest, stride = rest // (high - low), stride * m
+        places.append(place)
+    shape = (*x.shape[:-n], *size)
+    return torch.stack(most, -1).reshape(shape), torch.stack(places, -1).reshape(shape)
 
 
 @written("mkldnn_rnn_layer")
@@ -116,17 +135,45 @@ def cdist(a: Tensor, b: Tensor, p: float, mode: int | None = None) -> Tensor:
     return difference.sum(-1) if p == 1 else difference.amax(-1) if p == math.inf else NotImplemented
 
 
-@written("div floor_divide", asks=True)
-def whole_quotient(name: str, a: Tensor, b: object, *, rounding_mode: str | None = "floor") -> Tensor:
+@written("div floor_divide prims.div", asks=True)
+def whole_quotient(name: str, a: Tensor, b: object, *, rounding_mode: str | None = None) -> Tensor:
     """What is left over is taken off first: so the division of integers has no remainder, and that of floats is not
     rounded up to the next whole number (1.0 // 0.1 is 9)."""
+    rounding_mode = "floor" if name == "floor_divide" else rounding_mode or "trunc"
     other = b if isinstance(b, Tensor) else torch.full((), b)  # type: ignore[call-overload]
     kind = torch.promote_types(a.dtype, other.dtype) if other.ndim else torch.result_type(a, other)
     a, other = a.to(kind), other.to(kind)
     if kind.is_floating_point:
         return _whole(a, other) if rounding_mode == "floor" else torch.trunc(a / other)
-    left = torch.remainder(a, other) if rounding_mode == "floor" else torch.fmod(a, other)
-    return ((a - left).double() / other.double()).to(kind)
+    left = torch.fmod(a, other)
+    whole = a - left
+    quotient = (whole.double() / other.double()).to(kind)
+    if kind == torch.int64:  # of more bits than a double holds: what is left of them is divided once more
+        quotient = quotient + ((whole - quotient * other).double() / other.double()).to(kind)
+    if rounding_mode == "trunc":
+        return quotient
+    return torch.where((left != 0) & ((left < 0) != (other < 0)), quotient - 1, quotient)
+
+
+@written("pow")
+def whole_power(a: object, b: object) -> Tensor:
+    """Of integers: the squares of squares that the exponent's bits name. Beyond their type they wrap."""
+    kind = torch.result_type(a, b)  # type: ignore[call-overload]
+    if isinstance(b, int):
+        square, result = a.to(kind), None  # type: ignore[attr-defined]
+        for bit in range(b.bit_length()):
+            if b >> bit & 1:
+                result = square if result is None else result * square
+            square = square * square
+        return torch.ones_like(square) if result is None else result
+    a, b = (x.to(kind) if isinstance(x, Tensor) else torch.full((), x, dtype=kind) for x in (a, b))  # type: ignore[call-overload]
+    one = torch.ones((), dtype=kind)
+    result, square = one, a
+    for bit in range(8 * kind.itemsize - 1):
+        result = torch.where((b >> bit) & 1 != 0, result * square, result)
+        square = square * square
+    inverse = torch.where(a == one, one, torch.where(a == -one, 1 - 2 * (b & 1), one - one))
+    return torch.where(b < 0, inverse, result)
 
 
 def _whole(a: Tensor, b: Tensor) -> Tensor:
@@ -156,6 +203,9 @@ def erfc(x: Tensor) -> Tensor:
 
 @written("fmod")
 def fmod(a: Tensor, b: object) -> Tensor:
+    if not a.dtype.is_floating_point:  # the least integer has no absolute value
+        left = torch.remainder(a, b)  # type: ignore[call-overload]
+        return torch.where((left != 0) & ((left < 0) != (a < 0)), left - b, left)
     left = torch.remainder(a.abs(), torch.abs(b) if isinstance(b, Tensor) else abs(b))  # type: ignore[arg-type]
     return torch.where(a < 0, -left, left)
 

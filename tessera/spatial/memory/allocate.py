@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tessera.spatial.memory import canonical, exact
 from tessera.spatial.memory.span import Span, pressure
+from tessera.spatial.solvers import missing
 
 NODES = 40_000  # of the canonical search, all heights together: some seconds
 URGENCY = (0.1, 0.02, 0.005)  # how far a buffer that stands too high moves to the front at most, of all of them
@@ -44,7 +45,7 @@ def allocate(
         best = _search(spans, order, neighbours, best, enough, random.Random(seed), tries)
     if best.height > enough:
         best = _urgent(spans, neighbours, best, enough, random.Random(seed), tries)
-    if best.height > enough and len(spans) <= exact.LARGEST and exact.available():
+    if best.height > enough and len(spans) <= exact.LARGEST and not missing("ortools"):
         best = _solved(spans, goal, best)
     if best.height > enough and not best.proven and len(spans) <= canonical.LARGEST:
         best = _lower(spans, enough, best, nodes, seed, any_height=capacity is None)
