@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from tessera.torch_internals import pytree
 from tessera.torch_internals.fake import FakeTensor
+from tessera.torch_internals.modules import own_buffers
 from tessera.util.errors import CaptureError
 
 
@@ -48,7 +49,7 @@ def _tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     there = [
         (f"{prefix}.{key}" if prefix else key, x)
         for prefix, module in model.named_modules()
-        for key, x in (*module._parameters.items(), *module._buffers.items())
+        for key, x in (*module._parameters.items(), *own_buffers(module).items())
     ]
     return {name: given[id(x)] for name, x in there if id(x) in given}
 
