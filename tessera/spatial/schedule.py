@@ -62,6 +62,7 @@ class Schedule:
 
 
 SHAKES, WORTH = 60, 8000  # orders that are tried, at most; and the steps of all of them together
+VAIN = 2400  # the steps of those in a row that bring nothing
 REACH = (0.05, 0.15, 0.4)  # how far a step is moved, of all cycles
 SHORT = 16  # a step so many times shorter goes before another that ends as far from the end
 
@@ -111,16 +112,19 @@ def polished(best: Schedule, machine: SpatialMachine, rounds: int = 3) -> Schedu
 
 def searched(best: Schedule, machine: SpatialMachine, least: int) -> Schedule:
     """A schedule that is not longer, of few steps: the order of the best so far is shaken, and that polished. Some
-    order gives the shortest schedule, and small programs have few. Ends at `least`, which none is shorter than."""
+    order gives the shortest schedule, and small programs have few. Ends at `least`, which none is shorter than, and
+    where several in a row bring nothing: in large programs most do not."""
     chance, steps = random.Random(0), best.steps
     after, uses = {s: s.after for s in steps}, {s: s.uses for s in steps}
+    vain, patience = 0, max(1, VAIN // max(len(steps), 1))
     for number in range(min(SHAKES, WORTH // max(len(steps), 1))):
-        if best.cycles <= least:
+        if best.cycles <= least or vain == patience:
             break
         reach = best.cycles * REACH[number % len(REACH)]
         rank = {s: (s.batch, best.starts[s] + int(chance.uniform(-reach, reach))) for s in steps}
         tried = polished(Pass(steps, machine, after, uses, rank).run(), machine)
-        if tried.cycles < best.cycles:
+        vain = 0 if tried.cycles < best.cycles else vain + 1
+        if not vain:
             best = tried
     return best
 
