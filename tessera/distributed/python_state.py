@@ -20,6 +20,7 @@ from operator import is_, itemgetter
 import torch
 from torch import Tensor, nn
 
+from tessera.distributed.object_key import NUMBERS
 from tessera.frontends.functional.trace import autocast_state
 from tessera.torch_internals.autograd import hooks_of, leaf_states
 from tessera.torch_internals.dispatch import DisableAutocast, is_any_autocast_enabled
@@ -28,7 +29,7 @@ from tessera.torch_internals.modules import hooks_of as hooks_of_module
 from tessera.util.errors import CaptureError
 
 INTERNAL = vars(nn.Module()).keys() - {"training", "_modules", *HOOKS}
-PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
+PLAIN = (*NUMBERS, torch.dtype, torch.device, type)
 SAME = (Tensor, types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial)  # where they are the same
 MOST = 64  # elements of a container that are compared
 MANY = 8  # states: more of them are likely to be a number that changes at every call

@@ -37,10 +37,8 @@ def write(found: Codesign, path: str | Path) -> None:
 
 def page(found: Codesign) -> str:
     policy = f"default-src 'none'; style-src '{content_hash(STYLE)}'"
-    name, slopes = (
-        html.escape(found.machine.name),
-        [(e.dial.name, f"{round(e.percent, 2) + 0.0:.2f} %") for e in found.elasticities],
-    )
+    name = html.escape(found.machine.name)
+    slopes = [(e.dial.name, str(e)) for e in found.elasticities]
     knees = [(k.dial.name, "beyond" if k.within else "not reached by", str(k.value)) for k in found.knees]
     asked = [(a.name, f"{a.gain:.1%}", told(a.point)) for a in found.asks]
     parts = [

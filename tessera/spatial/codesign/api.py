@@ -66,7 +66,7 @@ class Codesign:
             lines += ["", "Where more buys nothing:", *(f"  {_beyond(k)}" for k in self.knees)]
         if self.elasticities:
             lines += ["", "What one percent buys:"]
-            lines += [f"  {e.dial.name:<18}{round(e.percent, 2) + 0.0:>7.2f} %{_fine(e)}" for e in self.elasticities]
+            lines += [f"  {e.dial.name:<18}{e!s:>9}{_fine(e)}" for e in self.elasticities]
         lines += ["", "What to ask for:" if self.asks else "No single field made twice as good saves time."]
         for number, ask in enumerate(self.asks, 1):
             saved = f"{ask.gain:.1%} of the time" if self.base.fits else "it fits then"

@@ -27,6 +27,9 @@ class Elasticity:
     low: Point
     high: Point
 
+    def __str__(self) -> str:
+        return f"{round(self.percent, 2) + 0.0:.2f} %"  # nothing is no less than nothing
+
     @property
     def coarse(self) -> bool:
         """The field has no values as near as ten percent."""
