@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import Counter
@@ -14,6 +15,7 @@ from battery_sections import cases
 from torch import nn
 
 import tessera
+from tessera.ir.layouts import may_be_random_state
 from tessera.tools.battery import compare, language, layouts, models, modes, operators, tests
 from tessera.tools.battery.case import Missing, Outcome, Skip, Wrong
 from tessera.tools.battery.command import main, parser, shard
@@ -118,6 +120,21 @@ def test_a_program_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> No
             check_program(program)
     with pytest.raises(Skip, match="eager"):
         check_program(Program(lambda x: x.nothing(), (x,)))
+
+
+def test_a_result_that_is_never_written_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a random state that no dropout asks for only the form is compared, and all of the rest."""
+    x, calls = torch.randn(3, 4), itertools.count()
+
+    def with_state(x: torch.Tensor, factor: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * factor, torch.tensor(next(calls))
+
+    program = Program(with_state, (x,), unwritten=may_be_random_state)
+    monkeypatch.setattr(tessera, "jit", lambda fn, **_: fn)
+    check_program(program)
+    monkeypatch.setattr(tessera, "jit", lambda fn, **_: lambda x: with_state(x, 1.1))
+    with pytest.raises(Wrong, match="result"):
+        check_program(program)
 
 
 def test_sections_name_their_cases() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from tessera.ir.layouts import may_be_random_state
 from tessera.tools.battery.case import Case, Missing, Part, Skip
 from tessera.tools.battery.compare import tensors
 from tessera.tools.battery.copies import copied
@@ -23,9 +24,9 @@ from tessera.torch_internals.lookup import missing
 DTYPES = ("float32", "bfloat16", "float16")
 MANY = 24  # samples that are looked at
 LAYOUTS = ("contiguous", "strided")
-# Their results are whatever the memory held; so is the random state that flash attention gives without dropout.
+# Their results are whatever the memory held; so is the random state that attention gives without dropout.
 UNWRITTEN = ("empty", "resize", "new_empty")
-RANDOM_STATE = "_flash_attention_forward"
+RANDOM_STATE = ("_flash_attention_forward", "_efficient_attention_forward")
 # Eager's own derivative of these is wrong, also in double precision; the project's tests hold ours against numbers.
 MISTAKEN = ("as_strided_scatter",)
 
@@ -79,6 +80,13 @@ def parts(case: str, device: str) -> Iterator[Part]:
         yield "backward expanded", _try(name, op.op, samples, next(number), "expanded", backward=True)
 
 
+def _unwritten(name: str) -> Callable[[Tensor], bool]:
+    """Which results of this operator hold whatever the memory held."""
+    if name.startswith(UNWRITTEN):
+        return lambda _: True
+    return may_be_random_state if name.endswith(RANDOM_STATE) else lambda _: False
+
+
 def _samples(op: object, device: str, dtype: torch.dtype, requires_grad: bool) -> list:
     random.seed(0)
     torch.manual_seed(0)
@@ -124,7 +132,7 @@ def _try(
             backward=backward,
             cotangent=COTANGENTS[layout],
             roots=sample.output_process_fn_grad,
-            values=not name.startswith(UNWRITTEN) and not name.endswith(RANDOM_STATE),
+            unwritten=_unwritten(name),
             strides=layout == "contiguous",
         )
         check_program(program)
