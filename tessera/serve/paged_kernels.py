@@ -24,12 +24,20 @@ MANY_SPLIT, MANY_PARTS, ENOUGH = 1024, 8, 2048
 
 
 @triton.jit
+def _capped(scores, softcap):
+    turned = tl.exp(-2.0 * tl.abs(scores) / softcap)
+    tanh = (1.0 - turned) / (1.0 + turned)
+    return softcap * tl.where(scores < 0, -tanh, tanh)
+
+
+@triton.jit
 def _add(
     q, at, start, last, sums, weight, top, table, keys, values, page_k, slot_k, page_v, slot_v, scale, window, softcap,
     SIZE: tl.constexpr, TILE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys more. Without MASKED every row sees all of them."""
+    """One tile of keys more. Without MASKED every row sees all of them. With ORDERED the matrix unit adds the weights
+    too, in the order of its sums, and a row has eight of them that are equal."""
     where, d, dv = start + tl.arange(0, TILE), tl.arange(0, D), tl.arange(0, DV)
     inside = where < last if MASKED else where >= 0
     page = tl.load(table + where // SIZE, mask=inside, other=0).to(tl.int64)
@@ -37,9 +45,7 @@ def _add(
     k = tl.load(k_at, mask=inside[None, :] & (d < HEAD)[:, None], other=0.0).to(q.dtype)
     scores = tl.dot(q, k, input_precision="ieee") * scale
     if SOFTCAP:
-        turned = tl.exp(-2.0 * tl.abs(scores) / softcap)
-        tanh = (1.0 - turned) / (1.0 + turned)
-        scores = softcap * tl.where(scores < 0, -tanh, tanh)
+        scores = _capped(scores, softcap)
     scores *= 1.4426950408889634  # powers of 2 from here on
     if MASKED:
         seen = inside[None, :] & (where[None, :] <= at[:, None])
@@ -52,7 +58,11 @@ def _add(
     shrink = tl.exp2(top - level)
     v_at = values + (page * page_v + (where % SIZE) * slot_v)[:, None] + dv[None, :]
     v = tl.load(v_at, mask=inside[:, None] & (dv < VALUE)[None, :], other=0.0).to(q.dtype)
-    weight = weight * shrink + tl.sum(share, 1)
+    if ORDERED:
+        ones = tl.full([TILE, 8], 1.0, q.dtype)
+        weight = weight * shrink[:, None] + tl.dot(share.to(q.dtype), ones, input_precision="ieee")
+    else:
+        weight = weight * shrink + tl.sum(share, 1)
     sums = sums * shrink[:, None] + tl.dot(share.to(q.dtype), v, input_precision="ieee")
     return sums, weight, higher
 
@@ -61,23 +71,28 @@ def _add(
 def _walk(
     q, at, first, whole, last, table, keys, values, page_k, slot_k, page_v, slot_v, scale, window, softcap,
     ROWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
-    VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Rows of queries at positions `at` over the keys from `first` to `last`, of which every row sees those before
     `whole`: sums, their weight and the top score."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
+    if ORDERED:
+        weight = tl.zeros([ROWS, 8], tl.float32)
+    else:
+        weight = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, DV], tl.float32)
     for start in range(first, whole, TILE):
         sums, weight, top = _add(
             q, at, start, last, sums, weight, top, table, keys, values, page_k, slot_k, page_v, slot_v, scale, window,
-            softcap, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP, False,
+            softcap, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP, False, ORDERED,
         )  # fmt: skip
     for start in range(whole, last, TILE):
         sums, weight, top = _add(
             q, at, start, last, sums, weight, top, table, keys, values, page_k, slot_k, page_v, slot_v, scale, window,
-            softcap, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP, True,
+            softcap, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP, True, ORDERED,
         )  # fmt: skip
+    if ORDERED:
+        weight = tl.max(weight, 1)
     return sums, weight, top
 
 
@@ -125,7 +140,7 @@ def attend_one(
     total, weight, top = _walk(
         given, at, first, first, tl.minimum(first + each, length), tables + sequence * columns,
         keys + kv * head_k, values + kv * head_v, page_k, slot_k, page_v, slot_v, scale, window, softcap,
-        ROWS, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP,
+        ROWS, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP, False,
     )  # fmt: skip
     if ONE:
         y_at = out + (token * heads + kv * GROUP + row)[:, None] * VALUE + dv[None, :]
@@ -213,7 +228,7 @@ def attend_many(
     total, weight, top = _walk(
         given, at, first, whole, last, tables + sequence * columns, keys + kv * head_k, values + kv * head_v,
         page_k, slot_k, page_v, slot_v, scale, window, softcap,
-        ROWS, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP,
+        ROWS, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP, False,
     )  # fmt: skip
     if parts == 1:
         y_at = out + (token * heads + head)[:, None] * VALUE + dv[None, :]

@@ -306,7 +306,7 @@ class Programs:
         positions[:count] = np.arange(count) + (np.array([work.end for work in works]) - ends)[sequence]
         starts[1 : len(works) + 1] = ends
         # Tokens that are missing belong to nobody: one sequence has them all, or each has a sequence of its own.
-        starts[len(works) + 1 :] = np.arange(count + 1, sizes.tokens + 1) if name == "decode" else sizes.tokens
+        starts[len(works) + 1 :] = np.arange(count + 1, sizes.tokens + 1) if single else sizes.tokens
         asked[: len(rows)] = rows
         for i in np.flatnonzero(tokens[:count] == UNKNOWN):
             tokens[i] = -1 - coming[works[sequence[i]].sequence]
@@ -342,7 +342,7 @@ class Programs:
         """The sizes of a step of single tokens."""
         tokens = self._bucket(tokens)
         columns = columns if self.graphs is None else wide(columns)
-        return Sizes(tokens, tokens + self.deterministic, columns, tokens)  # a mixed step: one sequence of nobody
+        return Sizes(tokens, tokens, columns, tokens)
 
     def _bucket(self, tokens: int) -> int:
         tokens = max(tokens, self._least) if self.graphs is None else bucket(max(tokens, self._least))
