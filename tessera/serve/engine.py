@@ -100,6 +100,7 @@ class Engine:
             if not isinstance(self.model, HuggingFace):
                 raise OptionError("quantize: expected a model of transformers; tessera.quantize takes others")
             importlib.import_module("tessera.transforms.quantize").quantize(self.model.twin, quantize)
+        wide = self.model.joined() if compiled and isinstance(self.model, HuggingFace) else None
         self.longest = min((x for x in (longest, self.model.longest) if x is not None), default=None)
         where, kept = kept_as(self.model)
         small = None if draft is None else source_of(draft, device, random_weights).model
@@ -116,7 +117,7 @@ class Engine:
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
         sizes = block_size, self.memory.blocks
         with memory_plan.in_words(self.memory, bytes_of(self.model)):
-            self._programs = Programs(self.model, *sizes, compiled, deterministic, stored, budget)
+            self._programs = Programs(self.model, *sizes, compiled, deterministic, stored, budget, wide)
         self._runner = Runner(
             self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work),
             hurries=step_seconds is not None,

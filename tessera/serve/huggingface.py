@@ -14,12 +14,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tessera.serve.cache import Table
+from tessera.serve.joined import join, watched
 from tessera.serve.operators import WHOLE
 from tessera.serve.programs import Layer, Programs, Site
 from tessera.serve.scheduler import Answer, Work
@@ -113,8 +114,7 @@ class HuggingFace(nn.Module):
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
-        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        self.twin: PreTrainedModel = copy.deepcopy(model, shared).eval()
+        self.twin: PreTrainedModel = _twin(model).eval()
         config = self.twin.config.get_text_config(decoder=True)
         self.vocabulary: int = config.vocab_size
         self.longest = _longest(config)
@@ -134,7 +134,7 @@ class HuggingFace(nn.Module):
         tokens = torch.ones(1, 2, dtype=torch.int64, device=self.twin.device)
         positions = torch.arange(2, device=tokens.device)[None]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), watched(self.twin) as self._beside:
                 out = self.twin(input_ids=tokens, position_ids=positions, use_cache=False, step=(), logits_to_keep=1)
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
@@ -156,6 +156,11 @@ class HuggingFace(nn.Module):
     def layers(self) -> list[Layer]:
         return self._layers
 
+    def joined(self) -> HuggingFace:
+        """The same model, whose linear layers that read the same tensor are one product; itself if there are none."""
+        other = _twin(self, {id(self._carrier): self._carrier})
+        return other if join(other.twin, self._beside) else self
+
     def paged_forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, step: tuple[Tensor, ...]) -> Tensor:
         if self._carrier.needed:
             self._carrier.step = step
@@ -172,6 +177,14 @@ class HuggingFace(nn.Module):
         for module, site in zip(self._attention, sites, strict=True):
             module.paged_site = site
             module.paged_carrier = self._carrier  # type: ignore[assignment]
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def _twin(model: M, shared: dict[int, object] | None = None) -> M:
+    """The same modules over the same tensors."""
+    return copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())} | (shared or {}))
 
 
 def compare(model: PreTrainedModel, programs: Programs) -> None:

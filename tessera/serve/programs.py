@@ -154,13 +154,14 @@ class Programs:
     the model runs as it is. With `deterministic`, what is computed of a token depends on its sequence alone, to the
     bit: every step is a mixed one, of products and attention whose sums no other sequence changes. `stored`: the pools'
     type. `sampled` holds the tokens of the latest step, of which there are at most `most`: the next one may read them
-    there, before anybody on the host has."""
+    there, before anybody on the host has. `wide`: the model for steps of many rows, if that is another one."""
 
     def __init__(
         self, model: Paged, block_size: int, sizes: Sequence[int], compiled: bool = True, deterministic: bool = False,
-        stored: torch.dtype | None = None, most: int = 2048,
+        stored: torch.dtype | None = None, most: int = 2048, wide: Paged | None = None,
     ):  # fmt: skip
         self.model, self.deterministic = model, deterministic
+        self._wide = model if wide is None else wide
         if deterministic and isinstance(model, nn.Module):
             prepare()
         self.device, kept = kept_as(model)
@@ -175,7 +176,8 @@ class Programs:
             Site(layer, g, len(windows), sizes[g], block_size, empty, deterministic)
             for layer, g in zip(layers, group, strict=True)
         ]
-        model.take_sites(self.sites)
+        for each in {model, self._wide}:
+            each.take_sites(self.sites)
         self.compiled = compiled
         self.by_name = {name: Program(name, self._program(name)) for name in self._names()}
         self.single = "mixed" if deterministic else "decode"  # the program of steps of single tokens
@@ -195,7 +197,7 @@ class Programs:
             return ready(name)
         if not self.compiled:
             return Step(self.model, self.deterministic)
-        step = Step(self.model, self.deterministic)
+        step = Step(self._wide if name in KEPT else self.model, self.deterministic)
         return importlib.import_module("tessera.just_in_time.api").jit(step, fullgraph=True)
 
     def explain(self) -> list[str]:
