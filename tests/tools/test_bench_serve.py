@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tessera.machines import machine
+from tessera.tools.bench import serve_table
 from tessera.tools.bench.serve import figures, table
 from tessera.tools.bench.serve_limit import Model, seconds
 from tessera.tools.bench.serve_load import Result, arrivals, replayed
 from tessera.tools.bench.serve_place import Measured, Place, usual
 from tessera.tools.bench.serve_table import JOBS, compared, known, measured
+from tessera.tools.cli import main
 from tessera.util.errors import InputError
 
 
@@ -41,6 +43,24 @@ def test_a_job_that_fails_or_takes_too_long_leaves_a_row_and_the_others_stay(tmp
     failed = measured(["int4"], Place("nowhere", True), None, late)
     assert [row.job for row in failed] == ["qwen", "one", "int4"] and "nowhere" in failed[2].note
     assert failed[2].passed is False and table(failed).row_count == 3
+
+
+def test_rows_are_kept_as_they_are_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is cut off loses none of what it has measured."""
+
+    def own_process(name: str, place: Place, seconds: float | None) -> list[Measured]:
+        if name == "one":
+            raise KeyboardInterrupt
+        return [Measured(name, "throughput", 7.0, "tok/s", note="of a test")]
+
+    monkeypatch.setattr(serve_table, "own_process", own_process)
+    path = tmp_path / "rows.json"
+    with pytest.raises(KeyboardInterrupt):
+        main(["bench", "serve", "--table", "--tiny", "--only", "llama", "qwen", "one", "--json", str(path)])
+    assert [row.job for row in known(path)] == ["qwen", "llama"]
+    assert "qwen, throughput: 7 tok/s (of a test)" in capsys.readouterr().err
 
 
 def test_figures_of_two_jobs_are_made_anew(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -16,12 +18,13 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from tessera.tools.bench.report import Outcome
+from tessera.tools.bench.report import Outcome, to_json
 from tessera.tools.bench.serve_load import Result, arrivals, drive, percentile, replayed, served_model
 from tessera.tools.bench.serve_outside import started
 from tessera.tools.bench.serve_place import Measured, Place, Say
 from tessera.tools.bench.serve_table import JOBS, compared, known, measured
 from tessera.tools.command import above, chosen_device
+from tessera.tools.machine import machine as here
 from tessera.util.errors import OptionError
 
 SECTIONS = JOBS
@@ -54,15 +57,26 @@ def outcome(args: Namespace, say: Say) -> Outcome:
     else:
         rows, note = online(args, say)
     shown = [*rows, *compared(rows)]
-    listed: list[dict[str, object]] = [{**asdict(row), "passed": row.passed} for row in shown]
-    return Outcome(note, table(shown), listed, any(row.passed is False for row in shown))
+    return Outcome(note, table(shown), listed(shown), any(row.passed is False for row in shown))
+
+
+def listed(rows: list[Measured]) -> list[dict[str, object]]:
+    return [{**asdict(row), "passed": row.passed} for row in rows]
 
 
 def whole_table(args: Namespace, say: Say) -> tuple[list[Measured], str]:
+    """Rows go to the file of `--json` and to stderr as they are made: what ends a run early loses none of them."""
+    file = Path(args.json) if args.json and args.json != "-" else None
+
+    def done(new: list[Measured], rows: list[Measured]) -> None:
+        for row in new:
+            print(row.line(), file=sys.stderr)
+        if file is not None:
+            file.write_text(json.dumps(to_json(args.suite, here(), listed([*rows, *compared(rows)])), indent=2) + "\n")
+
     device = chosen_device(args)
     options: dict[str, object] = {"compiled": False} if "--no-compile" in args.serve_options.split() else {}
-    before = known(Path(args.json)) if args.json and args.json != "-" else []
-    rows = measured(args.only, Place(device, args.tiny, say, options), args.deadline, before)
+    rows = measured(args.only, Place(device, args.tiny, say, options), args.deadline, known(file), done)
     return rows, f"random weights in {'float32, tiny,' if args.tiny else 'bfloat16'} on {device}, one run each"
 
 

@@ -48,6 +48,10 @@ class Measured:
             return None
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
+    def line(self) -> str:
+        value = "not measured" if self.value is None else f"{self.value:,.4g} {self.unit}"
+        return f"{self.job}, {self.what}: {value}" + (f" ({self.note})" if self.note else "")
+
 
 @dataclass
 class Place:

@@ -43,16 +43,23 @@ def known(path: Path | None) -> list[Measured]:
     return [row for row in rows if row.job in JOBS and (row.job, row.what) not in made]
 
 
-def measured(names: Sequence[str], place: Place, seconds: float | None, before: Sequence[Measured]) -> list[Measured]:
-    """The rows of these jobs, after those of others that are known already."""
+def measured(
+    names: Sequence[str], place: Place, seconds: float | None, before: Sequence[Measured],
+    done: Callable[[list[Measured], list[Measured]], None] = lambda new, rows: None,
+) -> list[Measured]:  # fmt: skip
+    """The rows of these jobs, after those of others that are known already. `done` gets those of each job and all, as
+    they are made."""
     until, rows = None if seconds is None else time.monotonic() + seconds, list(before)
     for name in names or list(JOBS):
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
             place.say(f"{name}: no time is left for it")
             continue
-        rows = [row for row in rows if row.job != name] + own_process(name, place, left)
-    return sorted(rows, key=lambda row: list(JOBS).index(row.job))
+        new = own_process(name, place, left)
+        rows = [*(row for row in rows if row.job != name), *new]
+        rows.sort(key=lambda row: list(JOBS).index(row.job))
+        done(new, rows)
+    return rows
 
 
 def own_process(name: str, place: Place, seconds: float | None) -> list[Measured]:
