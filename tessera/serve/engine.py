@@ -100,18 +100,17 @@ class Engine:
             if not isinstance(self.model, HuggingFace):
                 raise OptionError("quantize: expected a model of transformers; tessera.quantize takes others")
             importlib.import_module("tessera.transforms.quantize").quantize(self.model.twin, quantize)
-        wide = self.model.joined() if compiled and isinstance(self.model, HuggingFace) else None
         self.longest = min((x for x in (longest, self.model.longest) if x is not None), default=None)
         where, kept = kept_as(self.model)
+        wide = self.model.joined(where) if compiled and isinstance(self.model, HuggingFace) else None
         small = None if draft is None else source_of(draft, device, random_weights).model
         if small is not None:
             check_draft(small, self.model, self.longest)
             speculate = speculate or DRAFTED
         stored = FP8 if cache_dtype else kept
-        layers = [*self.model.layers(), *(() if small is None else small.layers())]
         self.memory = memory_plan.plan(
-            layers, block_size, memory_plan.bytes_of(memory, where), stored.itemsize, most_running,
-            self.longest or 2**20, budget,
+            [*self.model.layers(), *(() if small is None else small.layers())], block_size,
+            memory_plan.bytes_of(memory, where), stored.itemsize, most_running, self.longest or 2**20, budget,
         )  # fmt: skip
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.serve.cache import Table
-from tessera.serve.joined import join, watched
+from tessera.serve.joined import join, pays, watched
 from tessera.serve.operators import WHOLE
 from tessera.serve.programs import Layer, Programs, Site
 from tessera.serve.scheduler import Answer, Work
@@ -156,8 +156,11 @@ class HuggingFace(nn.Module):
     def layers(self) -> list[Layer]:
         return self._layers
 
-    def joined(self) -> HuggingFace:
-        """The same model, whose linear layers that read the same tensor are one product; itself if there are none."""
+    def joined(self, device: torch.device) -> HuggingFace:
+        """The same model, whose linear layers that read the same tensor are one product; itself if there are none, or
+        if that is no faster on the device."""
+        if not pays(device):
+            return self
         other = _twin(self, {id(self._carrier): self._carrier})
         return other if join(other.twin, self._beside) else self
 

@@ -18,6 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def pays(device: torch.device) -> bool:
+    """Not on a CPU: one weight after another costs it no more, and more of what follows goes into its kernels."""
+    return device.type == "cuda"
+
+
 class Whole(nn.Module):
     """The layers of a group, one below the other."""
 

@@ -9,6 +9,7 @@ import torch
 from families import FAMILIES, model
 from torch import Tensor, nn
 
+from tessera.serve import huggingface
 from tessera.serve.engine import Engine
 from tessera.serve.huggingface import HuggingFace
 from tessera.serve.joined import Part, join, watched
@@ -36,7 +37,7 @@ def test_weights_are_held_once_and_the_given_model_is_the_same(tmp_path: Path) -
     with torch.no_grad():
         logits = given(x).logits
     paged = HuggingFace(given)
-    wide = paged.joined()
+    wide = paged.joined(torch.device("cuda"))
     assert wide is not paged and not any(isinstance(m, Part) for m in (*given.modules(), *paged.modules()))
     after = dict(given.named_parameters())
     assert after.keys() == before.keys()
@@ -53,7 +54,21 @@ def test_weights_are_held_once_and_the_given_model_is_the_same(tmp_path: Path) -
     assert all(torch.equal(p, before[name][1]) for name, p in again.named_parameters())
 
 
-def test_weights_that_change_are_seen() -> None:
+@pytest.fixture
+def joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr(huggingface, "pays", lambda device: True)
+
+
+def test_a_cpu_leaves_weights_where_they_are() -> None:
+    given = model("llama")
+    before = [p.data_ptr() for p in given.parameters()]
+    engine = Engine(given, memory=2**20, block_size=4, budget=64)
+    assert engine._programs._wide is engine.model
+    assert [p.data_ptr() for p in given.parameters()] == before
+
+
+def test_weights_that_change_are_seen(joins: None) -> None:
     given = model("llama")
     engine = Engine(given, memory=2**20, block_size=4, budget=64)
     with torch.no_grad():
@@ -66,7 +81,7 @@ def test_weights_that_change_are_seen() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_program_multiplies_once(deterministic: bool) -> None:
+def test_a_program_multiplies_once(deterministic: bool, joins: None) -> None:
     engine = Engine(model("llama"), memory=2**20, block_size=4, budget=64, deterministic=deterministic)
     told = "tessera.invariant_linear(" if deterministic else "aten.linear("
     layers = len(engine.model.layers())
@@ -75,14 +90,14 @@ def test_a_program_multiplies_once(deterministic: bool) -> None:
 
 @pytest.mark.parametrize("quantize", [None, "fp8"])
 @pytest.mark.parametrize("name", [*FAMILIES[:1], *(pytest.param(n, marks=pytest.mark.sweep) for n in FAMILIES[1:])])
-def test_answers_are_those_of_the_model(name: str, quantize: str | None) -> None:
+def test_answers_are_those_of_the_model(name: str, quantize: str | None, joins: None) -> None:
     given = model(name)
-    joined, plain = (
+    wide, plain = (
         Engine(given, memory=2**20, block_size=4, budget=64, quantize=quantize, compiled=compiled)
         for compiled in (True, False)
     )
-    assert (joined._programs._wide is joined.model) == (quantize is not None or name in ("gpt2", "neox"))
-    answers = [e.generate(PROMPTS, max_tokens=6, temperature=0, ignore_eos=True) for e in (joined, plain)]
+    assert (wide._programs._wide is wide.model) == (quantize is not None or name in ("gpt2", "neox"))
+    answers = [e.generate(PROMPTS, max_tokens=6, temperature=0, ignore_eos=True) for e in (wide, plain)]
     assert [a.tokens for a in answers[0]] == [a.tokens for a in answers[1]]
 
 
