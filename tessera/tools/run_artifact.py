@@ -2,7 +2,7 @@
 
 In: a file and inputs, random ones or arrays of an `.npz` file. Out: the worst element of each result, and of each
 argument that is written, beside what the file's own program gives operator by operator (`eager`) or what another
-artifact gives.
+artifact gives; where they differ, the first kernel or operator whose results do.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tessera.artifact.loaded import Entry, Loaded, load
 from tessera.artifact.structure import unflatten
 from tessera.exporters.onnx.compare import Difference, compare
 from tessera.frontends.arguments import Number, SizeLeaf, TensorLeaf
+from tessera.tools.first_difference import of_kernels, of_programs, portable
 from tessera.tools.run_options import EAGER, parsed, sizes
 from tessera.torch_internals import pytree
 from tessera.util.errors import OptionError
@@ -45,7 +46,7 @@ class ArtifactRun:
         """What a function gives of these arguments, and what it leaves in those that it writes. Every call has copies,
         and draws the same random numbers."""
         leaves = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.leaves]
-        args, kwargs = unflatten(iter(leaves), self.entry.arguments.structure)  # type: ignore[misc]
+        args, kwargs = self.arguments(leaves)
         torch.manual_seed(self.seed)
         with torch.no_grad():
             out = entry(*args, **kwargs)
@@ -54,14 +55,27 @@ class ArtifactRun:
         written = zip(self.entry.arguments.leaves.leaves, leaves, strict=True)
         return given | {f"{leaf.name}, written": x for leaf, x in written if getattr(leaf, "written", False)}
 
+    def arguments(self, leaves: list[object]) -> tuple[tuple, dict]:
+        return unflatten(iter(leaves), self.entry.arguments.structure)  # type: ignore[return-value]
+
     def against(self, other: str) -> list[Difference]:
         if other != EAGER and Path(other).suffix != ".tess":
             raise OptionError(f"--compare: expected {OTHERS}, got {other!r}")
-        file = load(self.path, trust=False, compile=False) if other == EAGER else load(other)
-        theirs = self.results(_entry(file, self.entry.name if len(file.entries) > 1 else None))
+        theirs = self.results(self.beside(portable(self.path) if other == EAGER else load(other)))
         if missing := self.outputs.keys() ^ theirs.keys():
             raise OptionError(f"{other}: expected the same results, got {sorted(missing)[0]!r} in one of both alone")
         return [_compare(name, x, theirs[name]) for name, x in self.outputs.items()]
+
+    def beside(self, file: Loaded) -> Entry:
+        """The function of another file that is compared with this one."""
+        return _entry(file, self.entry.name if len(file.entries) > 1 else None)
+
+    def first_difference(self, other: str) -> str:
+        """Where the two first differ."""
+        call = *self.arguments(self.leaves), self.seed
+        if other == EAGER:
+            return of_kernels(self.entry, *call)
+        return of_programs(*(self.beside(portable(path)) for path in (self.path, other)), *call)
 
 
 def _entry(file: Loaded, name: str | None) -> Entry:
@@ -137,5 +151,8 @@ def run_model(path: str, arguments: list[str]) -> tuple[dict[str, object], int]:
     facts: dict[str, object] = {"outputs": shapes, "ran": run.entry.way.what}
     if given.compare:
         differences = run.against(given.compare)
-        facts |= {"agrees": not any(d.problem for d in differences), "differences": [str(d) for d in differences]}
+        agrees = not any(d.problem for d in differences)
+        facts |= {"agrees": agrees, "differences": [str(d) for d in differences]}
+        if not agrees:
+            facts["first"] = run.first_difference(given.compare)
     return facts, 1 if facts.get("agrees") is False else 0

@@ -7,6 +7,7 @@ results do.
 
 from __future__ import annotations
 
+import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from tessera.artifact.loaded import load as load_artifact
+from tessera.artifact.write import export
 from tessera.exporters.onnx.compare import Difference, compare
 from tessera.exporters.onnx.runtimes import ORT, REFERENCE, runtime
 from tessera.frontends.onnx.elements import DTYPES
@@ -22,6 +24,7 @@ from tessera.frontends.onnx.interpreter import Interpreter
 from tessera.frontends.onnx.proto import onnx
 from tessera.onnx.arrays import to_numpy, to_torch
 from tessera.onnx.module import OnnxModule, load
+from tessera.tools.first_difference import of_programs, portable
 from tessera.tools.run_options import EAGER, parsed, sizes
 from tessera.util.errors import OptionError
 
@@ -33,7 +36,7 @@ class ModelRun:
     """An ONNX file, its inputs, and what we compute of them."""
 
     def __init__(self, path: str, given: Namespace) -> None:
-        self.path, self.net = path, load(path).eval()
+        self.path, self.seed, self.net = path, given.seed, load(path).eval()
         if given.inputs:
             arrays = np.load(given.inputs, allow_pickle=False)
             self.inputs: Tensors = {name: to_torch(arrays[name]) for name in self.net.input_names}  # type: ignore[misc]
@@ -67,7 +70,10 @@ class ModelRun:
         return [to_torch(x) for x in runtime(kind, model)(feeds)]  # type: ignore[misc,arg-type]
 
     def first_difference(self, other: str) -> str:
-        """The first node whose results differ from another's of that name, by our interpreter."""
+        """The first node whose results differ from another's of that name, by our interpreter. An artifact has
+        operators instead: those that this file would become."""
+        if other.endswith(".tess"):
+            return self.first_operator(other)
         mine = self.interpreted(self.net)
         if other in (ORT, REFERENCE):
             theirs = self.inside(other)
@@ -81,6 +87,14 @@ class ModelRun:
                     if difference.problem:
                         return f"{node}: {difference}"
         return "no node by itself: the interpreter agrees with it, the compiled program does not"
+
+    def first_operator(self, other: str) -> str:
+        args = tuple(self.inputs.values())
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "model.tess")
+            export(self.net, args, path, targets=())
+            mine, theirs = (next(iter(portable(p).entries.values())) for p in (path, other))
+            return of_programs(mine, theirs, args, {}, self.seed)
 
     def interpreted(self, net: OnnxModule) -> dict[str, object]:
         """What every node gives, by name."""
@@ -133,7 +147,7 @@ def told(run: ModelRun, other: str | None) -> dict[str, object]:
         differences = run.against(other)
         wrong = any(d.problem for d in differences)
         facts |= {"agrees": not wrong, "differences": [str(d) for d in differences]}
-        if wrong and not other.endswith(".tess"):  # an artifact's values have names of their own
+        if wrong:
             facts["first"] = run.first_difference(other)
     return facts
 

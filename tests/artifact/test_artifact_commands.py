@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 
 import tessera
 from tessera.artifact import trust
+from tessera.ir.equation import Special
 from tessera.tools import cli, convert
+from tessera.tools.first_difference import of_kernels, of_programs, portable
 from tessera.util.errors import OptionError
 
 SCRIPT = """
@@ -138,6 +141,46 @@ def test_artifacts_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert code == 1 and not facts["agrees"]
     told = {line.split(":")[0]: "differ" in line for line in facts["differences"]}
     assert sum(told.values()) == 2 and any("written" in name and wrong for name, wrong in told.items())
+    assert facts["first"].startswith("aten.mul.Tensor (") and "3 of 3 elements differ" in facts["first"]
+
+
+def test_the_first_operator_that_differs(tmp_path: Path) -> None:
+    x, paths = torch.randn(3, 4), [str(tmp_path / f"{i}.tess") for i in range(4)]
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.Sigmoid()).eval()
+    tessera.export(net, (x,), paths[0], targets=())
+    tessera.export(net, (x,), paths[1], targets=())
+    tessera.export(net[:3], (x,), paths[2], targets=())
+    net[3] = torch.nn.ReLU()
+    tessera.export(net, (x,), paths[3], targets=())
+    one, same, shorter, another = (portable(path).entries["main"] for path in paths)
+    assert of_programs(one, same, (x,), {}, 0).startswith("no operator by itself")
+    assert of_programs(one, shorter, (x,), {}, 0).startswith("no operator: the programs have 4 and 3")
+    told = of_programs(one, another, (x,), {}, 0)
+    assert told.startswith("aten.sigmoid") and "the other program has aten.relu" in told
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_first_kernel_that_differs(which: int, tmp_path: Path) -> None:
+    """One gives a result, the other writes over an operand."""
+    net = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 4), torch.nn.GELU()).eval()
+    x, path = torch.randn(3, 4), tmp_path / "net.tess"
+    tessera.export(net, (x,), path)
+    entry = tessera.load(path).entries["main"]
+    assert of_kernels(entry, (x,), {}, 0).startswith("no kernel by itself")
+    kernels = [e for e in entry.program.trace.equations if isinstance(e.op, Special) and e.op.recipe]
+    assert [bool(e.op.recipe.over) for e in kernels] == [False, True]
+
+    def wrong(op: Special) -> Special:
+        def run(*args: torch.Tensor) -> tuple:
+            given = op.fn(*args)
+            (given[0] if given else args[0]).mul_(2)
+            return given
+
+        return replace(op, fn=run)
+
+    changed = [e.with_(op=wrong(e.op)) if e in kernels[which:] else e for e in entry.program.trace.equations]
+    entry.program = replace(entry.program, trace=entry.program.trace.with_(equations=tuple(changed)))
+    assert of_kernels(entry, (x,), {}, 0).startswith(f"{kernels[which].op} (")
 
 
 def test_what_running_an_artifact_refuses(mlp_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
