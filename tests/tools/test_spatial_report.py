@@ -110,3 +110,31 @@ def test_clicks_lead_where_they_say(opened: Browser) -> None:
     opened.js('document.querySelector("#placed .lit").click()')
     assert line in opened.js(LIT % "listing")  # type: ignore[operator]
     assert opened.errors == []
+
+
+# The middle of some product that is drawn: the screen's row and column.
+DRAWN = """((c) => {
+    const { width, height } = c, d = c.getContext("2d").getImageData(0, 0, width, height).data;
+    const { left, top } = c.getBoundingClientRect();
+    const at = (x, y) => d.subarray(4 * (y * width + x)).subarray(0, 3).join();
+    for (let y = height - 1; y > 0; y--)
+        for (let x = 0; x < width - 4; x++)
+            if (at(x, y) === "37,99,235" && at(x + 4, y) === "37,99,235") return [left + x + 2, top + y];
+})(document.querySelector("#gantt canvas"))"""
+
+
+def test_of_many_cores_the_units_in_sight_are_drawn(browser: Browser, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 1024), nn.ReLU())
+    many = map_onto(model, torch.randn(16, 16), machine=toys(64), chips=64, effort="quick")
+    write(many, tmp_path / "many.html")
+    browser.open(tmp_path / "many.html")
+    browser.click_at(*browser.js(DRAWN))  # type: ignore[misc]
+    before = browser.js(LIT % "listing")
+    browser.js('document.querySelector("#gantt .rows").scrollTop = 1e6')
+    browser.frame()
+    assert browser.js('document.querySelector("#gantt canvas").clientHeight') < 500  # type: ignore[operator]
+    browser.click_at(*browser.js(DRAWN))  # type: ignore[misc]
+    (after,) = browser.js(LIT % "listing")  # type: ignore[misc]
+    assert "matrix" in after and [after] != before
+    assert browser.js('document.querySelector("#tooltip").textContent').startswith("63:")  # type: ignore[attr-defined]
+    assert browser.errors == []

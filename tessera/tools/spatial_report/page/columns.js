@@ -38,12 +38,19 @@ const indexed = (lines, pattern) => {
   const table = new Map();
   lines.forEach((text, k) => {
     const match = pattern.exec(text);
-    if (match) table.set(match[1], [...(table.get(match[1]) || []), k]);
+    if (!match) return;
+    if (!table.has(match[1])) table.set(match[1], []);
+    table.get(match[1]).push(k);
   });
   return table;
 };
 
-let labels, tileSources, traceSources;
+// Made when first asked: a page of many chips has tens of thousands of lines.
+const tables = {};
+const linesOf = (stage, pattern) => (tables[`${stage} ${pattern}`] ||= indexed(data.stages[stage] || [], pattern));
+const labelled = (label) => linesOf("placed", LABEL).get(label);
+const tilesFrom = (source) => linesOf("placed", SOURCE).get(source) || [];
+const traceFrom = (source) => linesOf("captured", SOURCE).get(source) || [];
 
 const targetOf = (i) => (/^(?:recv |load )?([\w.]+)/.exec(i.action) || ["", ""])[1];
 
@@ -52,30 +59,26 @@ function show(line) {
   const i = byLine.get(line);
   if (!i) return;
   columns.listing.light([line]);
-  columns.placed.light(labels.get(targetOf(i)) || tileSources.get(i.source) || []);
-  columns.captured.light(traceSources.get(i.source) || []);
+  columns.placed.light(labelled(targetOf(i)) || tilesFrom(i.source));
+  columns.captured.light(traceFrom(i.source));
 }
 
 function showTile(line) {
   const text = columns.placed.lines[line], label = (LABEL.exec(text) || [])[1], source = (SOURCE.exec(text) || [])[1];
   columns.placed.light([line]);
   columns.listing.light(instructions.filter((i) => label && targetOf(i) === label).map((i) => i.index));
-  columns.captured.light(traceSources.get(source) || []);
+  columns.captured.light(traceFrom(source));
 }
 
 function showLine(line) {
   const source = (SOURCE.exec(columns.captured.lines[line]) || [])[1];
   columns.captured.light([line]);
-  columns.placed.light(tileSources.get(source) || []);
+  columns.placed.light(tilesFrom(source));
   columns.listing.light(instructions.filter((i) => source && i.source === source).map((i) => i.index));
 }
 
 function startColumns() {
-  const captured = data.stages.captured || [], placed = data.stages.placed || [];
-  labels = indexed(placed, LABEL);
-  tileSources = indexed(placed, SOURCE);
-  traceSources = indexed(captured, SOURCE);
-  column("captured", captured, showLine);
-  column("placed", placed, showTile);
+  column("captured", data.stages.captured || [], showLine);
+  column("placed", data.stages.placed || [], showTile);
   column("listing", data.stages.listing, show);
 }

@@ -1,6 +1,7 @@
-// What every unit of every core does when. Wheel zooms, a drag moves, a click leads to the line.
+// What every unit of every core does when. Wheel zooms, a drag moves, a click leads to the line. Only rows in sight are
+// drawn: of many chips there are more than a canvas holds.
 
-const gantt = { from: 0, to: Math.max(data.cycles, 1), rows: [], top: 18, step: 14, left: 110 };
+const gantt = { from: 0, to: Math.max(data.cycles, 1), rows: [], first: 0, top: 18, step: 14, left: 110, most: 480 };
 
 function ganttRows() {
   const seen = new Map();
@@ -16,8 +17,10 @@ function ganttRows() {
 }
 
 function drawGantt() {
-  gantt.step = Math.max(3, Math.min(14, 9000 / gantt.rows.length));
-  const { draw, width, height } = canvas("gantt", Math.ceil(gantt.top + gantt.rows.length * gantt.step + 4));
+  const all = Math.ceil(gantt.top + gantt.rows.length * gantt.step + 4), box = $("#gantt .rows");
+  $("#gantt .rows > div").style.height = `${all}px`;
+  const { draw, width, height } = canvas("gantt", Math.min(all, gantt.most));
+  gantt.first = Math.floor(box.scrollTop / gantt.step);
   const scale = (gantt.scale = (width - gantt.left) / (gantt.to - gantt.from));
   draw.clearRect(0, 0, width, height);
   draw.fillStyle = ink();
@@ -25,10 +28,10 @@ function drawGantt() {
     const at = gantt.from + ((gantt.to - gantt.from) * k) / 8;
     draw.fillText(Math.round(at).toLocaleString("en"), Math.min(gantt.left + (at - gantt.from) * scale, width - 40), 11);
   }
-  gantt.rows.forEach((row, number) => {
+  gantt.rows.slice(gantt.first, gantt.first + Math.ceil(height / gantt.step)).forEach((row, number) => {
     const y = gantt.top + number * gantt.step;
     draw.fillStyle = ink();
-    if (gantt.step >= 9) draw.fillText(`${row.core} ${row.unit}`, 2, y + gantt.step - 4);
+    draw.fillText(`${row.core} ${row.unit}`, 2, y + gantt.step - 4);
     for (const i of row.instructions) {
       if (i.start > gantt.to || i.start + i.duration < gantt.from) continue;
       const x = Math.max(gantt.left, gantt.left + (i.start - gantt.from) * scale);
@@ -40,7 +43,8 @@ function drawGantt() {
 }
 
 function ganttAt(event) {
-  const row = gantt.rows[Math.floor((event.offsetY - gantt.top) / gantt.step)];
+  const number = Math.floor((event.offsetY - gantt.top) / gantt.step);
+  const row = number < 0 ? undefined : gantt.rows[gantt.first + number];
   const cycle = gantt.from + (event.offsetX - gantt.left) / gantt.scale;
   return row?.instructions.find((i) => i.start <= cycle && cycle < i.start + i.duration);
 }
@@ -55,10 +59,11 @@ function zoomGantt(factor, around) {
 }
 
 function startGantt() {
-  const of = $("#gantt canvas");
+  const of = $("#gantt canvas"), box = $("#gantt .rows");
   let held = null, moved = 0;
   gantt.rows = ganttRows();
   drawGantt();
+  box.addEventListener("scroll", drawGantt);
   of.addEventListener("wheel", (event) => {
     event.preventDefault();
     zoomGantt(event.deltaY > 0 ? 1.25 : 0.8, gantt.from + (event.offsetX - gantt.left) / gantt.scale);
@@ -72,8 +77,9 @@ function startGantt() {
   of.addEventListener("pointermove", (event) => {
     if (held !== null && event.buttons) {
       const by = (held - event.offsetX) / gantt.scale, span = gantt.to - gantt.from;
-      moved += Math.abs(event.offsetX - held);
+      moved += Math.abs(event.offsetX - held) + Math.abs(event.movementY);
       held = event.offsetX;
+      box.scrollTop -= event.movementY;
       gantt.from = Math.min(Math.max(0, gantt.from + by), data.cycles - span);
       gantt.to = gantt.from + span;
       drawGantt();

@@ -1,7 +1,8 @@
 // The program, read from its listing: one regular expression a line.
 
 async function unpacked() {
-  const bytes = Uint8Array.from(atob($("#data").textContent), (c) => c.charCodeAt(0));
+  const text = atob($("#data").textContent), bytes = new Uint8Array(text.length);
+  for (let k = 0; k < text.length; k++) bytes[k] = text.charCodeAt(k);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).json();
 }
