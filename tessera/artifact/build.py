@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tessera.artifact.foreign import with_own_operators
 from tessera.artifact.keep import KeptRegions, TargetKernels
 from tessera.artifact.move import on_device
 from tessera.artifact.source import Source
@@ -67,7 +68,7 @@ class Entry:
         """Programs of the target `portable` have no kernels. `machine`: whose figures choose schedules. `few`: linear
         layers over few rows are operators of their own."""
         executors = PLAIN if kernels is None else (*FEW_ROWS * few, *WITH_KERNELS)
-        captured = self.exported.captured
+        captured = with_own_operators(self.exported.captured)
         if kernels is not None and kernels.kind != self.device:
             captured = on_device(captured, self.device, torch.device("cuda:0" if kernels.kind == "cuda" else "cpu"))
         env = self.exported.captured.mode.shape_env

@@ -31,6 +31,7 @@ OVERLOADS = {
     "quantized_linear": "tessera.ops.rows.launch",  # which has a kernel for few rows
     "rows_linear": "tessera.ops.rows.launch",
     "bag_sum": "tessera.ops.bags",
+    "grouped_mm": "tessera.ops.grouped",
     "uniform": "tessera.ops.uniform",
     "max_pool": "tessera.ops.pool",
     "max_pool_backward": "tessera.ops.pool",
