@@ -64,7 +64,7 @@ def data(program: SpatialProgram, judged: Judged) -> dict[str, object]:
 
 def _judged(program: SpatialProgram) -> Judged:
     """Of the listing as it is printed: its instructions know their lines."""
-    return judge(parse(str(program)), program.machine)
+    return judge(parse(program.stages["listing"]), program.machine)
 
 
 def _packed(values: dict[str, object]) -> str:
