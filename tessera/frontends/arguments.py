@@ -159,13 +159,17 @@ class Arguments:
                 size(shape[d], known)
             if not gradients and x.requires_grad and torch.is_grad_enabled():
                 raise InputError(f"{name} requires gradients, which no artifact computes; try torch.no_grad()")
-            if layout is not torch.strided or (dense and x.is_contiguous()):
+            if layout is not torch.strided:
+                return x
+            plain = x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
+            if plain is x and dense and x.is_contiguous():
                 return x
             steps = tuple(s.value(known) if isinstance(s, Formula) else s for s in stride)
-            laid = x if x.stride() == steps else with_strides(x, steps)
+            laid = plain if plain.stride() == steps else with_strides(plain, steps)
             if written and laid is not x:
                 why = f"{name} is written, or the caller gets a view of it"
-                return MislaidError(f"{why}: expected strides {steps}, got {x.stride()}")
+                came = x.stride() if plain is x else "a tensor that is conjugated or negated as it is read"
+                return MislaidError(f"{why}: expected strides {steps}, got {came}")
             return laid
 
         return check

@@ -67,9 +67,8 @@ def capture(
     closed = tuple(recorded.trace.constants.values()) if close else ()
     aliased, bases = aliases(recorded, closed, builder)
     placed = _placed(recorded, [*recorded.outputs, *(base.tensor for base in bases)], (*recorded.inputs, *closed))
-    outputs = [
-        _laid_out(builder, v, x, recorded.refs) for v, x in zip(recorded.trace.outputs, recorded.outputs, strict=True)
-    ]
+    pairs = enumerate(zip(recorded.trace.outputs, recorded.outputs, strict=True))
+    outputs = [v if i in aliased else _laid_out(builder, v, x, recorded.refs) for i, (v, x) in pairs]
     homes = {id(x): v for v, x in zip(outputs, recorded.outputs, strict=True)}
     homes |= {id(base.tensor): _laid_out(builder, base.read(builder), base.tensor, recorded.refs) for base in bases}
     bases = [homes[id(base.tensor)] for base in bases]
@@ -100,15 +99,16 @@ def aliases(
 
 
 def _share(aliased: dict[int, Aliased], recorded: Recorded) -> None:
-    """Objects that are made once: outputs that are one object, and detached tensors, since whoever writes a view of one
-    gives it a history."""
+    """Objects that are made once: outputs, of which others may be views, and detached tensors, since whoever writes a
+    view of one gives it a history."""
     first: dict[int, tuple[int, int]] = {}
-    for i, alias in sorted(aliased.items()):
+    for i, alias in sorted(aliased.items(), key=lambda item: (len(item[1].steps), item[0])):
         ref, end = recorded.refs[id(recorded.outputs[i])], len(alias.steps)
         detached = max((k + 1 for k, step in enumerate(alias.steps) if op_name(step[0]) == "detach"), default=end)
         for k in range(end, 0, -1):
             earlier = first.setdefault(id(ref), (i, k))
-            if earlier[0] != i and alias.shared is None and k >= detached:
+            whole = earlier[1] == len(aliased[earlier[0]].steps)
+            if earlier[0] != i and alias.shared is None and (whole or k >= detached):
                 alias = aliased[i] = replace(alias, shared=earlier)
             assert ref.view is not None
             ref = ref.view.parent

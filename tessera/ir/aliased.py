@@ -28,7 +28,7 @@ class Aliased:
     source: int  # position among the inputs, or among the trace's outputs
     steps: tuple[Step, ...]
     of_output: bool = False
-    shared: tuple[int, int] | None = None  # an output before this one, and how many first steps give the same object
+    shared: tuple[int, int] | None = None  # another output, and how many first steps give the same object
 
     @property
     def asks(self) -> bool:

@@ -157,7 +157,7 @@ class Compilation:
             account = self.account
             assert account.core is not None and account.kept is not None and bridge is not None
             captured, given, cotangents = backward_graph(
-                self.captured, account.core, bridge, account.kept, wanted, again, level, name
+                self.captured, account.core, bridge, account.kept, wanted, again, level, name, bool(self.edits)
             )
             second = Compilation(name, captured, no_forward_mode, self.options, (*self.given, given)).executable
         inputs = captured.trace.inputs
@@ -217,7 +217,7 @@ class Compilation:
 
     def restored(self, programs: list[Program], stored: Stored) -> Executable:
         details = stored.details
-        layout, bridge = read_layout(details["layout"], stored.reader), read_bridge(details["bridge"])
+        layout, bridge = read_layout(details["layout"], stored.reader), read_bridge(details["bridge"], stored.reader)
         return self.assemble(programs, Ends(layout, bridge, tuple(details["written"])), self.captured)
 
     def try_to_store(self, key: Key) -> None:
@@ -235,7 +235,7 @@ class Compilation:
         ends = self.executable.ends
         return {
             "layout": write_layout(ends.layout, writer),
-            "bridge": write_bridge(ends.bridge),
+            "bridge": write_bridge(ends.bridge, writer),
             "written": ends.written,
         }
 

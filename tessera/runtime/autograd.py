@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from tessera.ir.aliased import Aliased
 from tessera.ir.strides import with_strides
 from tessera.ir.types import contiguous_strides, overlaps_itself
 from tessera.runtime import batched, leaf_hooks
@@ -58,6 +59,10 @@ class Bridge:
     outputs: tuple[int, ...] = ()  # of each output of the core, its place among the results
     # Of each result, the results that it is made of, if by way of no other one; nothing where none is made of another.
     links: tuple[tuple[int, ...], ...] = ()
+    # Views of results that others are made of: each of a result or of a view before it. Their places come after those
+    # of the results. `viewed`: which of the caller's outputs they are.
+    views: tuple[Aliased, ...] = ()
+    viewed: tuple[int, ...] = ()
     lacking: bool = False  # inputs that nobody knows any more may be None: autograd has no edge to them
 
 
@@ -69,7 +74,7 @@ def bridge(
     `again(ctx, restore, cts)` gives the gradients as differentiable functions of what they depend on;
     `flows(ctx, restore, level, cts)` what flows between results (`runtime/linked.py`).
     """
-    levels = levels_of(plan.links)
+    levels = levels_of(plan.links, plan.results)
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
     in_order, unsaved, whole = not numbers, plan.unsaved, len(tensors) + len(numbers)
     restore = restoring(tensors, numbers, plan.own, bool(unsaved))
@@ -83,8 +88,7 @@ def bridge(
 
     def gradients(ctx: Context, cts: list[torch.Tensor | None], partly: bool = False) -> Sequence[torch.Tensor | None]:
         """One for each of `wrt`. `partly`: some cotangents are missing."""
-        laid = zip(cts, ctx.strides, strict=True)  # type: ignore[attr-defined]
-        seeds = [ct if ct is None or ct.stride() == s else laid_out(ct, s) for ct, s in laid]
+        seeds = list(map(laid_out, cts, ctx.strides))  # type: ignore[attr-defined]
         if partly or torch.is_grad_enabled() or (getattr(forward_ad, DUAL_LEVEL) >= 0 and any(map(_moves, cts))):
             return again(ctx, restore, seeds)
         given = restore(ctx)
@@ -107,10 +111,7 @@ def bridge(
 
         def flow(ctx: Context, cts: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
             strides = (ctx.strides[pulled.index(i)] for i in level.results)  # type: ignore[attr-defined]
-            laid = zip(cts, strides, strict=True)
-            return flows(
-                ctx, restore, level, [ct if ct is None or ct.stride() == s else laid_out(ct, s) for ct, s in laid]
-            )
+            return flows(ctx, restore, level, list(map(laid_out, cts, strides)))
 
         if not batched.active():
             return flow(ctx, cts)
@@ -125,7 +126,7 @@ def bridge(
             ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
             ctx.strides = [out[i].stride() for i in pulled]
             if levels:
-                ctx.links = Links()
+                ctx.links = Links(plan.views, out[:results], ctx.strides, pulled)
             ctx.edges = edges_to(isinstance(x, torch.Tensor) for x in inputs) if plan.lacking else plan.edges
             for k in plan.contiguous:
                 ctx.strides[k] = contiguous_strides(out[pulled[k]].shape)
@@ -179,9 +180,13 @@ def bridge(
     # begins: what was compiled already, and all it calls, is left alone.
     skip_frames(TesseraGraph.backward.__code__)
     apply = _detached(TesseraGraph.apply, plan.cut) if plan.cut else TesseraGraph.apply
-    if len(pulled) > 1:
-        apply = linked(apply, levels, pulled, between)
-    return (lambda *args: apply(*args)[:results]) if unsaved else apply
+    if unsaved:
+        apply = _first(apply, results)
+    return linked(apply, levels, pulled, plan.views, between) if len(pulled) > 1 else apply
+
+
+def _first(apply: Callable, count: int) -> Callable:
+    return lambda *args: apply(*args)[:count]
 
 
 def _detached(apply: Callable, cut: tuple[int, ...]) -> Callable:
@@ -206,8 +211,15 @@ def zeros_for(ctx: Context, places: Sequence[int], cts: Sequence[torch.Tensor | 
     ]
 
 
-def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A cotangent in the layout of the result it belongs to: the backward program was made for that layout."""
+def laid_out(ct: torch.Tensor | None, stride: tuple[int, ...]) -> torch.Tensor | None:
+    """A cotangent in the layout of the result it belongs to: the backward program was made for that layout, and for
+    memory that holds what the tensor does."""
+    if ct is None:
+        return None
+    if ct.is_neg() or ct.is_conj():
+        ct = ct.resolve_conj().resolve_neg()
+    if ct.stride() == stride:
+        return ct
     if overlaps_itself(ct.shape, stride):
         return ct.contiguous()
     return with_strides(ct, stride)

@@ -8,7 +8,7 @@ forward-mode differentiation, and where views of a leaf have no gradient, it cal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,17 +63,8 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
     for position, alias in layout.placed:  # the view, written once more, with the result's history
         scope[f"place{position}"] = alias.make
         lines.append(f"    out[{position}] = place{position}(args[{alias.source}]).copy_(out[{position}])")
-    parts = []
-    views = Views(layout, scope, lines)
-    for index, part in enumerate(layout.outputs):
-        match part:
-            case int():
-                parts.append(f"out[{part}]")
-            case Aliased():
-                parts.append(views.made(index, part))
-            case (_, value):
-                scope[f"constant{index}"] = value
-                parts.append(f"constant{index}")
+    views = Views(layout.outputs, scope, lines)
+    parts = [views.part(i) for i in range(len(layout.outputs))]
     plain = layout.outputs == tuple(range(len(layout.outputs))) and not layout.write_back and not layout.placed
     lines.append("    return out" if plain else f"    return ({', '.join(parts)}{',' if len(parts) == 1 else ''})")
     exec("\n".join(lines), scope)
@@ -83,22 +74,37 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
 class Views:
     """Writes the lines that make outputs as views; what several outputs share is made once."""
 
-    def __init__(self, layout: Layout, scope: dict[str, object], lines: list[str]) -> None:
-        self.scope, self.lines = scope, lines
-        found = [part for part in layout.outputs if isinstance(part, Aliased)]
+    def __init__(self, outputs: Sequence[object], scope: dict[str, object], lines: list[str]) -> None:
+        self.outputs, self.scope, self.lines = outputs, scope, lines
+        found = [part for part in outputs if isinstance(part, Aliased)]
         self.asked = {part.shared for part in found if part.shared is not None}
-        self.held: set[tuple[int, int]] = set()
+        self.names: dict[int, str] = {}
+        self.held: dict[tuple[int, int], str] = {}
+
+    def part(self, index: int) -> str:
+        """How an output is called in the code."""
+        if index not in self.names:
+            match self.outputs[index]:
+                case int(place):
+                    self.names[index] = name = f"out[{place}]"
+                    # Others are views of all that it is: of a part of it they would be made with it.
+                    self.held |= {shared: name for shared in self.asked if shared[0] == index}
+                case Aliased() as part:
+                    self.names[index] = self.made(index, part)
+                case (_, value):
+                    self.scope[f"constant{index}"] = value
+                    self.names[index] = f"constant{index}"
+        return self.names[index]
 
     def made(self, index: int, part: Aliased) -> str:
-        """How output `index` is called in the code."""
         begin, name = 0, f"{'out' if part.of_output else 'args'}[{part.source}]"
-        if part.shared in self.held:
-            earlier, begin = part.shared
-            name = f"view_{earlier}_{begin}"
+        if part.shared is not None:
+            self.part(part.shared[0])
+            begin, name = part.shared[1], self.held[part.shared]
         for end in sorted(k for i, k in self.asked if i == index and k > begin):
             self.lines.append(f"    view_{index}_{end} = {self.called(index, part, begin, end, name)}")
             begin, name = end, f"view_{index}_{end}"
-            self.held.add((index, end))
+            self.held[index, end] = name
         return self.called(index, part, begin, len(part.steps), name)
 
     def called(self, index: int, part: Aliased, begin: int, end: int, name: str) -> str:

@@ -8,6 +8,9 @@ as autograd's one node gives them. Out: the same behind such links.
 A link passes cotangents on. Only where somebody asks for the gradient of an inner result does it compute what flows
 there. The graph's own backward, which computes that flow anyway, takes it off again what arrives at the inner result:
 what is left is what others put there, or what a hook has changed.
+
+An inner result may be a view of another one. Autograd makes it, outside the graph; what flows there arrives at the
+other one.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from tessera.ir.aliased import Aliased
 from tessera.runtime.leaf_hooks import Hooks
 from tessera.torch_internals.autograd import backward_in_progress, is_reached, take_hooks
 from tessera.torch_internals.frames import skip_frames
@@ -34,10 +38,11 @@ class Level:
 
     results: tuple[int, ...]
     inner: tuple[int, ...]  # what they are made of, if by way of nothing else that is given out
+    views: tuple[int, ...] = ()
 
 
-def levels_of(links: Sequence[Sequence[int]]) -> tuple[Level, ...]:
-    """`links`: of each result, those that it is made of."""
+def levels_of(links: Sequence[Sequence[int]], results: int) -> tuple[Level, ...]:
+    """`links`: of each result, those that it is made of. Views come after so many results."""
     depth: dict[int, int] = {}
 
     def depth_of(i: int) -> int:
@@ -48,14 +53,31 @@ def levels_of(links: Sequence[Sequence[int]]) -> tuple[Level, ...]:
     by_depth: dict[int, list[int]] = {}
     for i in range(len(links)):
         by_depth.setdefault(depth_of(i), []).append(i)
-    inner = {d: tuple(sorted({k for i in members for k in links[i]})) for d, members in by_depth.items()}
-    return tuple(Level(tuple(by_depth[d]), inner[d]) for d in sorted(by_depth) if d)
+    levels = []
+    for d in sorted(by_depth)[1:]:
+        outer, views = ([i for i in by_depth[d] if (i < results) is result] for result in (True, False))
+        levels.append(Level(tuple(outer), tuple(sorted({k for i in outer for k in links[i]})), tuple(views)))
+    return tuple(levels)
 
 
 class Links:
     """What the links of one call of a graph share. It stands in the graph's context."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        views: Sequence[Aliased],
+        results: Sequence[object],
+        strides: Sequence[Sequence[int]],
+        pulled: Sequence[int],
+    ) -> None:
+        self.views, self.count = views, len(results)
+        self.numbers = [None if isinstance(x, torch.Tensor) else x for x in results] if views else []
+        # Of each result that views are of, what it is like.
+        whole = {view.source for view in views if view.source < self.count}
+        pairs = zip(pulled, strides, strict=True) if whole else ()
+        self.like = {
+            i: (r.shape, s, r.dtype, r.device) for i, s in pairs if i in whole and (r := results[i]) is not None
+        }
         self.hooks: list[dict] = []
         self.inner: list[weakref.ref[torch.Tensor]] = []
         self.backward = -1  # the one that asked last
@@ -77,7 +99,24 @@ class Links:
 
     def add(self, result: int, flow: torch.Tensor | None) -> None:
         if flow is not None:
+            result, flow = self.arriving(result, flow)
             self.flows[result] = self.flows[result] + flow if result in self.flows else flow
+
+    def arriving(self, place: int, flow: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """Of what flows to a view, what arrives at the result that it is of."""
+        views = []
+        while place >= self.count:
+            views.append(view := self.views[place - self.count])
+            place = view.source
+        if not views:
+            return place, flow
+        again = torch.is_grad_enabled()
+        shape, strides, dtype, device = self.like[place]
+        with torch.enable_grad():
+            whole = shown = torch.empty_strided(shape, strides, dtype=dtype, device=device, requires_grad=True)
+            for view in reversed(views):
+                shown = view.make(shown, self.numbers)
+        return place, torch.autograd.grad(shown, whole, flow, create_graph=again)[0]
 
     def take_off(self, cts: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
         """What arrives at the results without what links brought."""
@@ -86,8 +125,14 @@ class Links:
         rest, flows, self.flows = list(cts), self.flows, {}
         for i, flow in flows.items():
             ct = rest[i]
-            rest[i] = None if ct is None or ct is flow else ct - flow
+            rest[i] = None if ct is None or ct is flow else _less(ct, flow)
         return rest
+
+
+def _less(ct: torch.Tensor, flow: torch.Tensor) -> torch.Tensor:
+    """Infinities that others put nothing to are gone, too."""
+    rest = ct - flow
+    return rest if torch.is_grad_enabled() else rest.masked_fill_(ct == flow, 0)
 
 
 class Link(torch.autograd.Function):
@@ -111,26 +156,34 @@ class Link(torch.autograd.Function):
 skip_frames(Link.backward.__code__)
 
 
-def linked(apply: Callable, levels: tuple[Level, ...], results: Sequence[int], flows: Callable) -> Callable:
-    """The same graph with its outer results behind links, and hooks of its results called with gradients alone.
+def linked(
+    apply: Callable, levels: tuple[Level, ...], results: Sequence[int], views: Sequence[Aliased], flows: Callable
+) -> Callable:
+    """The same graph with its outer results behind links, then views that others are made of, and hooks of all these
+    called with gradients alone.
 
     `results` are those with a gradient, several. `flows(ctx, level, cts)`: what flows from the results of a level to
     those that they are made of.
     """
-    inner = {i for level in levels for i in level.inner}
+    inner = {i for level in levels for i in (*level.inner, *level.views)} | {view.source for view in views}
 
     def call(*inputs: object) -> Sequence:
         out = apply(*inputs)
-        graph = out[results[0]].grad_fn
+        graph, count = out[results[0]].grad_fn, len(out)
+        if graph is None and not views:
+            return out
+        out = [*out, *[None] * len(views)]
+        for level in levels:
+            if graph is not None and level.results:
+                ends = (*(out[i] for i in level.results), *(out[i] for i in level.inner), _leaf)
+                for i, result in zip(level.results, Link.apply(level, flows, *ends), strict=True):
+                    out[i] = result
+            for i in level.views:
+                view = views[i - count]
+                out[i] = view.make(out[view.source], out)
         if graph is None:
             return out
-        out = list(out)
-        for level in levels:
-            leaf = (_leaf,) if level is levels[0] else ()  # other levels lead to that one
-            behind = Link.apply(level, flows, *[out[i] for i in level.results], *[out[i] for i in level.inner], *leaf)
-            for i, result in zip(level.results, behind, strict=True):
-                out[i] = result
-        for i in results:
+        for i in (*results, *(i for level in levels for i in level.views)):
             take_hooks(out[i], hooks := Hooks())
             if i in inner:
                 graph.links.watch(out[i], hooks)

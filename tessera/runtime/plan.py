@@ -13,19 +13,18 @@ import torch
 
 from tessera.frontends.captured import Captured
 from tessera.ir.aliased import Aliased, Result
-from tessera.ir.equation import APART, NO_GRAD, Equation, Value, map_values, substitute, values_in
+from tessera.ir.equation import APART, NO_GRAD, Equation, Value, map_values, values_in
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.writing import BATCH_NORM
-from tessera.ops.op import stops
 from tessera.passes.clean.cse import key_of
 from tessera.passes.clean.known import Given
 from tessera.passes.memory.alias import roots
 from tessera.runtime.autograd import Bridge, edges_to
 from tessera.runtime.call import Layout
 from tessera.runtime.linked import Level
-from tessera.torch_internals.fake import FakeTensorMode
+from tessera.runtime.links import Made, as_written, between, computed, links_of
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.transforms.halves import Split
 from tessera.transforms.vjp import Joint, vjp
@@ -36,20 +35,14 @@ _SAVED = "saved_"  # how names of what was saved begin, in the graph of a backwa
 
 def core_of(trace: Trace, captured: Captured) -> Trace:
     """The trace without outputs that are made from the inputs outside, each other output once."""
-    return trace.with_(outputs=tuple(_computed(replace(captured, trace=trace))))
+    return trace.with_(outputs=tuple(computed(replace(captured, trace=trace))))
 
 
 def places_of(captured: Captured, core: Trace, results: Sequence[Value]) -> dict[Value, int]:
     """Of each output that the core computes, its place among the results: names link them to the core's outputs."""
     position = {v.name: i for i, v in enumerate(results)}
-    pairs = zip(_computed(captured), core.outputs, strict=False)
+    pairs = zip(computed(captured), core.outputs, strict=False)
     return {out: position[of_core.name] for out, of_core in pairs}  # type: ignore[union-attr]
-
-
-def _computed(captured: Captured) -> list[Value]:
-    """The outputs that are not made from the inputs outside, each once."""
-    outputs = (o for i, o in enumerate(captured.trace.outputs) if i not in captured.aliased)
-    return list(dict.fromkeys(o for o in outputs if isinstance(o, Value)))
 
 
 def layout_of(captured: Captured, core: Trace, results: list[Value], write_back: dict[Value, Value]) -> Layout:
@@ -75,6 +68,12 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     fixed = all(isinstance(v.type, TensorType) and not v.type.is_symbolic for v in captured.trace.inputs)
     placed = tuple((places[captured.trace.outputs[i]], alias) for i, alias in captured.placed.items())  # type: ignore[index]
     return Layout(tuple(parts), outside, written, counted, fixed, placed, _viewed(captured))
+
+
+def with_views(layout: Layout, plan: Bridge) -> Layout:
+    """The layout where the bridge makes some of the views."""
+    places = {output: plan.results + k for k, output in enumerate(plan.viewed)}
+    return replace(layout, outputs=tuple(places.get(i, part) for i, part in enumerate(layout.outputs)))
 
 
 def running_statistics(trace: Trace) -> set[Value]:
@@ -123,8 +122,10 @@ def bridge_of(
     results: list[object],
     given: tuple[Given, ...] = (),
     linked: bool = False,
+    edited: bool = False,
 ) -> Bridge:
-    """`results` are the caller's, each once. `linked`: whether they are to know of each other."""
+    """`results` are the caller's, each once. `linked`: whether they are to know of each other. `edited`: the program is
+    another one than was captured."""
     position = {v: i for i, v in enumerate(results)}
     pulled = tuple(position[v] for v in joint.pulled)
     outputs = _outputs(joint, results)
@@ -134,6 +135,7 @@ def bridge_of(
     numbers = tuple(i for i, v in enumerate(split.saved) if not isinstance(v.type, TensorType))
     influences, saved, cut = _influences(joint, split, given), set(split.saved), _cut(joint)
     wanted = [v for v in joint.wrt if inputs[v] not in cut]
+    links = links_of(captured, outputs, len(results), set(pulled), views=not edited) if linked else Made()
     return Bridge(
         len(results),
         passive,
@@ -152,7 +154,9 @@ def bridge_of(
         _contiguous(joint),
         _shares(split, len(results), tensors, set(inputs)),
         outputs,
-        _links(captured, outputs, len(results), set(pulled)) if linked else (),
+        links.links,
+        links.views,
+        links.viewed,
         bool(given),
     )
 
@@ -161,27 +165,6 @@ def _outputs(joint: Joint, results: Sequence[object]) -> tuple[int, ...]:
     position = {v.name: i for i, v in enumerate(results) if isinstance(v, Value)}
     outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
     return tuple(position[o.name] if isinstance(o, Value) else -1 for o in outputs)
-
-
-def _links(captured: Captured, outputs: Sequence[int], count: int, pulled: set[int]) -> tuple[tuple[int, ...], ...]:
-    """Asked of the program as the user wrote it: what is computed twice there is computed once later on."""
-    places = dict(zip(_computed(captured), outputs, strict=False))
-    links: list[set[int]] = [set() for _ in range(count)]
-    made_of: dict[Value, set[int]] = {}
-    made: set[int | None] = set()
-    for e in captured.trace.equations:
-        through = NO_GRAD not in e.tags and not stops(e)
-        behind = set[int]().union(*(made_of.get(v, ()) for v in e.inputs())) if through else set[int]()
-        for v in e.results():
-            place = places.get(v)
-            if place in pulled:
-                if place not in made:  # an equal value that comes later could close a circle
-                    links[place] |= behind  # type: ignore[index]
-                made.add(place)
-                made_of[v] = {place}  # type: ignore[arg-type]
-            elif behind and _floats(v):
-                made_of[v] = behind
-    return tuple(tuple(sorted(one)) for one in links) if any(links) else ()
 
 
 def _lent(joint: Joint, held: set[Value]) -> tuple[int, ...]:
@@ -281,12 +264,13 @@ def backward_graph(
     again: bool,
     level: Level | None,
     name: str,
+    edited: bool,
 ) -> tuple[Captured, Given, tuple[int, ...]]:
     """The backward as a graph of its own: gradients as functions of the inputs, what was saved, and cotangents.
 
     Also which of the cotangents that are there it takes. `wanted` says which of them need gradients themselves, None
     which are missing; `again`, whether its results do. With a level, it goes from those results to what they are made
-    of.
+    of, in the program as it was written, unless a user has `edited` it since.
 
     It computes the forward too, from the inputs, since the gradients' own gradients lead through it; what was saved is
     put in place of what is computed again (`passes/clean/known.py`) once it has been differentiated.
@@ -299,8 +283,10 @@ def backward_graph(
         taken = tuple(range(len(joint.pulled)))
         assert len(taken) + len(missing) == len(plan.pulled), "expected as many cotangents as the backward program has"
     else:
-        of = {p: v for p, v in zip(plan.outputs, core.outputs, strict=False) if isinstance(v, Value)}
-        outer = [of[p] for p, w in zip(level.results, wanted, strict=True) if w is not None]
+        of = {p: [v] for p, v in zip(plan.outputs, core.outputs, strict=False) if isinstance(v, Value)}
+        if not edited:
+            core, of = as_written(captured, plan.outputs, plan.viewed, plan.results)
+        outer = [of[p][0] for p, w in zip(level.results, wanted, strict=True) if w is not None]
         joint = between(core, wrt, outer, [of[p] for p in level.inner], captured.mode, again)
         taken = tuple(joint.trace.outputs.index(v) for v in joint.pulled)
     cts = joint.trace.inputs[len(inputs) :]
@@ -328,33 +314,6 @@ def backward_graph(
     aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
     graph = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
     return graph, Given(program, saved, brought), taken
-
-
-def between(
-    core: Trace, wrt: list[Value], outer: list[Value], inner: list[Value], mode: FakeTensorMode | None, again: bool
-) -> Joint:
-    """The joint program of the core and the gradients of these results by others that they are made of.
-
-    The inner ones are leaves while it is differentiated: what they are made of is another matter. It is differentiated
-    by `wrt` as well, so that the forward in it is the one that ran, which knows what it drew at random.
-    """
-    leaves = [Value(f"{v.name}_leaf", v.type) for v in inner]
-    reads = dict(zip(inner, leaves, strict=True))
-    cut = core.with_(
-        inputs=(*core.inputs, *leaves),
-        equations=tuple(e.substitute(reads) for e in core.equations),
-        outputs=(*outer, *inner),
-        mutations={},
-    )
-    joint = vjp(cut, [*wrt, *leaves], mode, pull=outer, again=again)
-    results, grads = joint.trace.outputs[: len(cut.outputs)], joint.trace.outputs[len(cut.outputs) + len(wrt) :]
-    back = dict(zip(leaves, results[len(outer) :], strict=True))
-    trace = joint.trace.with_(
-        inputs=tuple(v for v in joint.trace.inputs if v not in back),
-        equations=tuple(e.substitute(back) for e in joint.trace.equations),
-        outputs=tuple(substitute([*results[: len(outer)], *grads], back)),
-    )
-    return replace(joint, trace=trace, wrt=tuple(leaves))
 
 
 def _saved(v: Value, taken: set[str]) -> Value:

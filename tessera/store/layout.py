@@ -29,15 +29,15 @@ def read_layout(data: dict, reader: Reader) -> Layout:
             return what
         if kind == "constant":
             return ("constant", reader.arg(what))
-        return _read_aliased(what, reader)
+        return read_aliased(what, reader)
 
     back = tuple((source, position) for source, position in data["write_back"])
     written, counted, viewed = (tuple(data[name]) for name in ("written", "counted", "viewed"))
-    placed = tuple((position, _read_aliased(alias, reader)) for position, alias in data["placed"])
+    placed = tuple((position, read_aliased(alias, reader)) for position, alias in data["placed"])
     return Layout(tuple(map(part, data["outputs"])), back, written, counted, data["fixed"], placed, viewed)
 
 
-def _read_aliased(data: list, reader: Reader) -> Aliased:
+def read_aliased(data: list, reader: Reader) -> Aliased:
     source, of_output, steps, shared = data
     views = tuple((*map(reader.arg, (op, args, kwargs)), index, off) for op, args, kwargs, index, off in steps)
     if isinstance(shared, int):  # as it was written once: the whole object

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from tessera.executors.base import Executor
 from tessera.executors.serial import Claimed, Claims
@@ -18,6 +18,7 @@ from tessera.ir.serial import VERSION, Reader, Writer
 from tessera.ir.trace import Trace
 from tessera.runtime.autograd import Bridge
 from tessera.store.key import Key, facts_of
+from tessera.store.layout import read_aliased, write_aliased
 from tessera.util import disk as cache
 from tessera.util.errors import Unserial
 
@@ -87,9 +88,14 @@ def load_note(key: Key) -> list | None:
 # --- what stands around programs ---
 
 
-def write_bridge(bridge: Bridge | None) -> dict | None:
-    return None if bridge is None else asdict(bridge)
+def write_bridge(bridge: Bridge | None, writer: Writer) -> dict | None:
+    if bridge is None:
+        return None
+    return asdict(replace(bridge, views=())) | {"views": [write_aliased(view, writer) for view in bridge.views]}
 
 
-def read_bridge(data: dict | None) -> Bridge | None:
-    return None if data is None else Bridge(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+def read_bridge(data: dict | None, reader: Reader) -> Bridge | None:
+    if data is None:
+        return None
+    data = data | {"views": [read_aliased(view, reader) for view in data["views"]]}
+    return Bridge(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})

@@ -480,3 +480,25 @@ def test_operators_that_are_called_as_in_python(tmp_path: Path) -> None:
     x = torch.arange(-4, 4)
     tessera.export(fn, (x,), tmp_path / "bits.tess")
     torch.testing.assert_close(tessera.load(tmp_path / "bits.tess")(x), fn(x))
+
+
+def test_arguments_whose_memory_holds_something_else(tmp_path: Path) -> None:
+    """Views that negate or conjugate when they are read are read before a kernel sees them."""
+
+    class Net(nn.Module):
+        def forward(self, x, z):
+            return (x.sin() * 2).exp(), (z * z).imag
+
+    net, x, z = Net(), torch.linspace(0, 1, 5), torch.linspace(0, 1, 5) * (1 + 2j)
+    tessera.export(net, (x, z), path=tmp_path / "net.tess")
+    loaded, args = tessera.load(tmp_path / "net.tess"), (torch.complex(x, x).conj().imag, z.conj())
+    assert args[0].is_neg() and args[1].is_conj()
+    torch.testing.assert_close(loaded(*args), net(*args))
+
+    class Writes(nn.Module):
+        def forward(self, x):
+            return x.add_(1).sum()
+
+    tessera.export(Writes(), (x,), path=tmp_path / "writes.tess")
+    with pytest.raises(InputError, match="negated as it is read"):
+        tessera.load(tmp_path / "writes.tess")(args[0])

@@ -52,3 +52,31 @@ def test_windows_that_overlap_as_a_result() -> None:
         torch._dynamo.reset()
         got = tessera.jit(lambda x: (x * 2).unfold(0, 2, 1), strict=True, dynamic=dynamic)(x)
         torch.testing.assert_close(torch.autograd.grad(got, x, ct), want)
+
+
+def lazily_negative(out):
+    return torch.complex(*out).conj()
+
+
+def lazily_conjugate(out):
+    return (out[0] + out[1]).conj()
+
+
+@pytest.mark.parametrize(
+    "program, after",
+    [
+        (lambda x: ((x.sin() * 2).sum(), (x.cos() * 3).exp().sum()), lazily_negative),
+        (lambda x: (x.sin() * 2, (x.cos() * 3).exp()), lazily_negative),
+        (lambda x: (torch.complex(x.sin(), x), (x * 1j).exp()), lazily_conjugate),
+    ],
+    ids=["numbers", "tensors", "complex"],
+)
+def test_cotangents_whose_memory_holds_something_else(program, after) -> None:
+    """A gradient of a complex number may come as a view that negates or conjugates when it is read."""
+    grads = []
+    for fn in (tessera.jit(program, strict=True), program):
+        x = torch.linspace(0.1, 1, 5, dtype=torch.float64).requires_grad_()
+        w = after(fn(x))
+        w.backward(torch.full_like(w, 1 + 2j))
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)

@@ -310,7 +310,8 @@ def test_a_result_that_equals_what_it_is_made_of() -> None:
 
 
 def test_levels() -> None:
-    assert levels_of(()) == ()
-    assert levels_of([(), (), ()]) == ()
-    assert levels_of([(2,), (0, 3), (), ()]) == (Level((0,), (2,)), Level((1,), (0, 3)))
-    assert levels_of([(), (0,), (0,)]) == (Level((1, 2), (0,)),)
+    assert levels_of((), 3) == ()
+    assert levels_of([(), (), ()], 3) == ()
+    assert levels_of([(2,), (0, 3), (), ()], 4) == (Level((0,), (2,)), Level((1,), (0, 3)))
+    assert levels_of([(), (0,), (0,)], 3) == (Level((1, 2), (0,)),)
+    assert levels_of([(), (2,), (0,)], 2) == (Level((), (), (2,)), Level((1,), (2,)))

@@ -1,0 +1,171 @@
+"""Which results of a program are made of which, and what flows between them.
+
+In: a captured program. Out: of each result, those that it is made of, and which of them are views made outside
+(`runtime/linked.py` joins them); the program of what flows from some to others. Both ask the program as the user wrote
+it: cleaned, a value may be computed once that was computed twice, or past another that it was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tessera.frontends.captured import Captured
+from tessera.ir.aliased import Aliased, Result
+from tessera.ir.equation import NO_GRAD, Value, map_values, substitute
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.ops.op import stops
+from tessera.passes.clean.inline import inline
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.transforms.vjp import Joint, vjp
+
+
+@dataclass(frozen=True)
+class Made:
+    """Of what results are made, and the views among that; as in `Bridge`."""
+
+    links: tuple[tuple[int, ...], ...] = ()
+    views: tuple[Aliased, ...] = ()
+    viewed: tuple[int, ...] = ()
+
+
+def computed(captured: Captured) -> list[Value]:
+    """The outputs that are not made outside, of inputs or of other outputs, each once."""
+    outputs = (o for i, o in enumerate(captured.trace.outputs) if i not in captured.aliased)
+    return list(dict.fromkeys(o for o in outputs if isinstance(o, Value)))
+
+
+def links_of(captured: Captured, outputs: Sequence[int], count: int, pulled: set[int], views: bool) -> Made:
+    """`outputs`: of each output that is computed, its place among so many results. `pulled`: those with a gradient.
+    `views`: whether results may be made of views, too."""
+    every = dict(zip(computed(captured), outputs, strict=False))
+    places = {v: place for v, place in every.items() if place in pulled}
+    shown = _views(captured, places) if views else []
+    links = _Links(captured.trace, places, shown, count)
+    if shown:
+        shown = links.asked(shown)
+        links = _Links(captured.trace, places, shown, count)
+    if not any(links.made[:count]):
+        return Made()
+    return Made(
+        tuple(tuple(sorted(one)) for one in links.made),
+        tuple(view.made(every, links.number) for view in shown),
+        tuple(view.output for view in shown),
+    )
+
+
+@dataclass(frozen=True)
+class View:
+    """An output that is a view of a result."""
+
+    value: Value
+    output: int
+    alias: Aliased
+    source: Value
+    above: Value | None  # a view before it that it is a view of
+
+    def made(self, places: Mapping[Value, int], number: Mapping[Value, int]) -> Aliased:
+        """With places of results for values, and beginning where the view above ends."""
+        begin = self.alias.shared[1] if self.above is not None and self.alias.shared is not None else 0
+        part = self.alias.part(begin, len(self.alias.steps))
+        steps = map_values(part.steps, lambda v: Result(places[v]))  # type: ignore[arg-type]
+        return replace(part, steps=steps, source=number[self.source if self.above is None else self.above])  # type: ignore[arg-type]
+
+
+def _views(captured: Captured, places: Mapping[Value, int]) -> list[View]:
+    trace, views = captured.trace, dict[Value, View]()
+    for i, alias in sorted(captured.aliased.items(), key=lambda item: (len(item[1].steps), item[0])):
+        v, source = trace.outputs[i], trace.outputs[alias.source] if alias.of_output else None
+        if source in places and alias.source not in captured.placed and isinstance(v, Value) and v not in views:
+            above = None if alias.shared is None else trace.outputs[alias.shared[0]]
+            views[v] = View(v, i, alias, source, above if above in views else None)  # type: ignore[arg-type]
+    return list(views.values())
+
+
+class _Links:
+    """Of what each result and view is made, if by way of nothing else that is given out."""
+
+    def __init__(self, trace: Trace, places: Mapping[Value, int], views: Sequence[View], count: int) -> None:
+        self.number = {**places, **{view.value: count + k for k, view in enumerate(views)}}
+        self.source = {view.value: self.number[view.above or view.source] for view in views}
+        self.root = {count + k: places[view.source] for k, view in enumerate(views)}
+        self.made: list[set[int]] = [set() for _ in range(count + len(views))]
+        self.behind: dict[int, set[int]] = {}  # of a view that was written, what was written
+        made_of: dict[Value, set[int]] = {}
+        done: set[int] = set()
+        for e in trace.equations:
+            through = NO_GRAD not in e.tags and not stops(e)
+            behind = set[int]().union(*(made_of.get(v, ()) for v in e.inputs())) if through else set[int]()
+            for v in e.results():
+                place = self.number.get(v)
+                if place is not None and (v in places or through):
+                    if place not in done:  # an equal value that comes later could close a circle
+                        self.add(v, place, behind)
+                    done.add(place)
+                    made_of[v] = {place}
+                elif behind and isinstance(v.type, TensorType) and v.type.is_differentiable:
+                    made_of[v] = behind
+
+    def add(self, v: Value, place: int, behind: set[int]) -> None:
+        if v in self.source:
+            self.behind[place], self.made[place] = behind, {self.source[v]}
+            return
+        # Written through a view, a result is made of what was written: it is the view that is made of the result.
+        own = {k for k in behind if self.root.get(k) == place}
+        self.made[place] = (behind - own).union(*(self.behind[k] for k in own)) - own
+
+    def asked(self, views: Sequence[View]) -> list[View]:
+        """The views that results are made of, and what those are views of."""
+        results = len(self.made) - len(views)
+        asked = {k for one in self.made[:results] for k in one}
+        for view in reversed(views):
+            if self.number[view.value] in asked:
+                asked.add(self.source[view.value])
+        return [view for view in views if self.number[view.value] in asked]
+
+
+def as_written(
+    captured: Captured, places: Sequence[int], viewed: Sequence[int], count: int
+) -> tuple[Trace, dict[int, list[Value]]]:
+    """The program before anything was done to it, and the values at each place: of results, and of views behind."""
+    shown = [captured.trace.outputs[i] for i in viewed]
+    values = computed(captured)
+    of: dict[int, list[Value]] = {}
+    for place, v in zip(places, values, strict=False):
+        of.setdefault(place, []).append(v)
+    of |= {count + k: [v] for k, v in enumerate(shown) if isinstance(v, Value)}
+    return inline(captured.trace.with_(outputs=(*values, *shown))), of
+
+
+def between(
+    core: Trace,
+    wrt: list[Value],
+    outer: list[Value],
+    inner: list[list[Value]],
+    mode: FakeTensorMode | None,
+    again: bool,
+) -> Joint:
+    """The joint program of the core and the gradients of these results by others that they are made of. Some may be
+    several values, which are equal.
+
+    The inner ones are leaves while it is differentiated: what they are made of is another matter. It is differentiated
+    by `wrt` as well, so that the forward in it is the one that ran, which knows what it drew at random.
+    """
+    leaves = [Value(f"{same[0].name}_leaf", same[0].type) for same in inner]
+    reads = {v: leaf for same, leaf in zip(inner, leaves, strict=True) for v in same}
+    cut = core.with_(
+        inputs=(*core.inputs, *leaves),
+        equations=tuple(e.substitute(reads) for e in core.equations),
+        outputs=(*outer, *(same[0] for same in inner)),
+        mutations={},
+    )
+    joint = vjp(cut, [*wrt, *leaves], mode, pull=outer, again=again)
+    results, grads = joint.trace.outputs[: len(cut.outputs)], joint.trace.outputs[len(cut.outputs) + len(wrt) :]
+    back = dict(zip(leaves, results[len(outer) :], strict=True))
+    trace = joint.trace.with_(
+        inputs=tuple(v for v in joint.trace.inputs if v not in back),
+        equations=tuple(e.substitute(back) for e in joint.trace.equations),
+        outputs=tuple(substitute([*results[: len(outer)], *grads], back)),
+    )
+    return replace(joint, trace=trace, wrt=tuple(leaves))
