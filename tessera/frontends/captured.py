@@ -105,9 +105,11 @@ def _share(aliased: dict[int, Aliased], recorded: Recorded) -> None:
     for i, alias in sorted(aliased.items(), key=lambda item: (len(item[1].steps), item[0])):
         ref, end = recorded.refs[id(recorded.outputs[i])], len(alias.steps)
         detached = max((k + 1 for k, step in enumerate(alias.steps) if op_name(step[0]) == "detach"), default=end)
+        # What it shows was written since: autograd makes it again, of its base.
+        unwritten = ref.value is ref.begun and ref.version == ref.root.version
         for k in range(end, 0, -1):
             earlier = first.setdefault(id(ref), (i, k))
-            whole = earlier[1] == len(aliased[earlier[0]].steps)
+            whole = unwritten and earlier[1] == len(aliased[earlier[0]].steps)
             if earlier[0] != i and alias.shared is None and (whole or k >= detached):
                 alias = aliased[i] = replace(alias, shared=earlier)
             assert ref.view is not None

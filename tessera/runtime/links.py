@@ -18,6 +18,7 @@ from tessera.ir.types import TensorType
 from tessera.ops.op import stops
 from tessera.passes.clean.inline import inline
 from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import op_name
 from tessera.transforms.vjp import Joint, vjp
 
 
@@ -77,7 +78,9 @@ def _views(captured: Captured, places: Mapping[Value, int]) -> list[View]:
     trace, views = captured.trace, dict[Value, View]()
     for i, alias in sorted(captured.aliased.items(), key=lambda item: (len(item[1].steps), item[0])):
         v, source = trace.outputs[i], trace.outputs[alias.source] if alias.of_output else None
-        if source in places and alias.source not in captured.placed and isinstance(v, Value) and v not in views:
+        follows = not any(op_name(op) == "detach" or no_grad for op, *_, no_grad in alias.steps)
+        placed = alias.source in captured.placed
+        if source in places and follows and not placed and isinstance(v, Value) and v not in views:
             above = None if alias.shared is None else trace.outputs[alias.shared[0]]
             views[v] = View(v, i, alias, source, above if above in views else None)  # type: ignore[arg-type]
     return list(views.values())
@@ -112,8 +115,9 @@ class _Links:
             self.behind[place], self.made[place] = behind, {self.source[v]}
             return
         # Written through a view, a result is made of what was written: it is the view that is made of the result.
-        own = {k for k in behind if self.root.get(k) == place}
-        self.made[place] = (behind - own).union(*(self.behind[k] for k in own)) - own
+        while own := {k for k in behind if self.root.get(k) == place}:
+            behind = (behind - own).union(*(self.behind[k] for k in own))
+        self.made[place] = behind
 
     def asked(self, views: Sequence[View]) -> list[View]:
         """The views that results are made of, and what those are views of."""

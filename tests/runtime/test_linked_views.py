@@ -101,6 +101,29 @@ def written_through(x):
     return rows, first, first.exp().sum()
 
 
+def written_through_a_view_of_a_view(x):
+    rows = x * 1
+    flat = rows.flatten()
+    some = flat[2:5]
+    some.mul_(2)
+    return some, flat, some.exp().sum() + flat.cos().sum()
+
+
+def a_view_of_a_view_of_what_was_written(x):
+    rows = x * 1
+    rows[0].mul_(2)
+    flat = rows.flatten()
+    some = flat[2:5]
+    return some, flat, some.exp().sum() + flat.cos().sum()
+
+
+def a_detached_view_that_is_kept(x):
+    rows = x * 1
+    still = rows.detach()
+    first = still[0]
+    return rows, still, first, rows[0].exp() * first
+
+
 def written_below(x):
     rows = x * 1
     first = rows[0]
@@ -138,8 +161,10 @@ def a_view_without_gradients(x):
 
 PROGRAMS = [
     one_view, without_its_base, of_both, a_view_of_a_view, the_inner_view_last, by_way_of_a_view_not_given, twice,
-    several, in_a_row, expanded, at_strides, turned, complex_parts, written_through, written_below,
-    both_ways_there_and_back, negated_twice, cast_and_back, transposed_and_back, a_view_without_gradients,
+    several, in_a_row, expanded, at_strides, turned, complex_parts, written_through,
+    written_through_a_view_of_a_view, a_view_of_a_view_of_what_was_written, a_detached_view_that_is_kept,
+    written_below, both_ways_there_and_back, negated_twice, cast_and_back, transposed_and_back,
+    a_view_without_gradients,
 ]  # fmt: skip
 
 # --- what callers do ---
