@@ -230,4 +230,5 @@ class _Level:
             reached=tuple(reached[stands_for.get(v, v)] for v in gradients),
             cut=cut if len(cut) < len(gradients) else (),
             edges=edges(self.whole),
+            views=tuple(self.part(view) for view in short.views),  # type: ignore[misc]
         )

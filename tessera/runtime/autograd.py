@@ -59,8 +59,8 @@ class Bridge:
     outputs: tuple[int, ...] = ()  # of each output of the core, its place among the results
     # Of each result, the results that it is made of, if by way of no other one; nothing where none is made of another.
     links: tuple[tuple[int, ...], ...] = ()
-    # Views of results that others are made of: each of a result or of a view before it. Their places come after those
-    # of the results. `viewed`: which of the caller's outputs they are.
+    # Views that results are made of: each of a result or an input, or of a view before it. Their places come after
+    # those of the results. `viewed`: which of the caller's outputs they are.
     views: tuple[Aliased, ...] = ()
     viewed: tuple[int, ...] = ()
     lacking: bool = False  # inputs that nobody knows any more may be None: autograd has no edge to them
@@ -126,7 +126,7 @@ def bridge(
             ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
             ctx.strides = [out[i].stride() for i in pulled]
             if levels:
-                ctx.links = Links(plan.views, out[:results], ctx.strides, pulled)
+                ctx.links = Links(plan.views, inputs, out[:results])
             ctx.edges = edges_to(isinstance(x, torch.Tensor) for x in inputs) if plan.lacking else plan.edges
             for k in plan.contiguous:
                 ctx.strides[k] = contiguous_strides(out[pulled[k]].shape)
@@ -174,6 +174,8 @@ def bridge(
                 if missing and unreached[k]:
                     continue  # nothing flows here, and autograd gives no gradient
                 aligned[position] = grad if aligned[position] is None else _sum(aligned[position], grad)
+            if levels:
+                ctx.links.take_off_given(aligned)
             return tuple(aligned)
 
     # A user's function that asks for gradients between two graphs runs under Dynamo, which looks at every frame that
@@ -182,7 +184,7 @@ def bridge(
     apply = _detached(TesseraGraph.apply, plan.cut) if plan.cut else TesseraGraph.apply
     if unsaved:
         apply = _first(apply, results)
-    return linked(apply, levels, pulled, plan.views, between) if len(pulled) > 1 else apply
+    return linked(apply, levels, pulled, plan.views, between) if len(pulled) > 1 or plan.views else apply
 
 
 def _first(apply: Callable, count: int) -> Callable:

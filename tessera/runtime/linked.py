@@ -9,8 +9,8 @@ A link passes cotangents on. Only where somebody asks for the gradient of an inn
 there. The graph's own backward, which computes that flow anyway, takes it off again what arrives at the inner result:
 what is left is what others put there, or what a hook has changed.
 
-An inner result may be a view of another one. Autograd makes it, outside the graph; what flows there arrives at the
-other one.
+An inner result may be a view of another one, or of an argument. Autograd makes it, outside the graph; what flows there
+arrives at the other one, or before the graph.
 """
 
 from __future__ import annotations
@@ -54,35 +54,35 @@ def levels_of(links: Sequence[Sequence[int]], results: int) -> tuple[Level, ...]
     for i in range(len(links)):
         by_depth.setdefault(depth_of(i), []).append(i)
     levels = []
-    for d in sorted(by_depth)[1:]:
+    for d in sorted(by_depth):
         outer, views = ([i for i in by_depth[d] if (i < results) is result] for result in (True, False))
-        levels.append(Level(tuple(outer), tuple(sorted({k for i in outer for k in links[i]})), tuple(views)))
+        outer = outer if d else []  # made of none
+        if outer or views:
+            levels.append(Level(tuple(outer), tuple(sorted({k for i in outer for k in links[i]})), tuple(views)))
     return tuple(levels)
 
 
 class Links:
     """What the links of one call of a graph share. It stands in the graph's context."""
 
-    def __init__(
-        self,
-        views: Sequence[Aliased],
-        results: Sequence[object],
-        strides: Sequence[Sequence[int]],
-        pulled: Sequence[int],
-    ) -> None:
+    def __init__(self, views: Sequence[Aliased], inputs: Sequence[object], results: Sequence[object]) -> None:
         self.views, self.count = views, len(results)
         self.numbers = [None if isinstance(x, torch.Tensor) else x for x in results] if views else []
-        # Of each result that views are of, what it is like.
-        whole = {view.source for view in views if view.source < self.count}
-        pairs = zip(pulled, strides, strict=True) if whole else ()
+        # Of each result and argument that views are of, what it is like.
         self.like = {
-            i: (r.shape, s, r.dtype, r.device) for i, s in pairs if i in whole and (r := results[i]) is not None
+            place: _like(_at(place, inputs, results)) for view in views if (place := self.upon(view)) < self.count
         }
         self.hooks: list[dict] = []
         self.inner: list[weakref.ref[torch.Tensor]] = []
         self.backward = -1  # the one that asked last
         self.asked = False
-        self.flows: dict[int, torch.Tensor] = {}  # what links brought to inner results in this backward
+        # What links brought in this backward, to inner results and to arguments.
+        self.flows: dict[int, torch.Tensor] = {}
+
+    @staticmethod
+    def upon(view: Aliased) -> int:
+        """The place of what a view is of: arguments come before the results, from the last to the first."""
+        return view.source if view.of_output else -1 - view.source
 
     def watch(self, result: torch.Tensor, hooks: dict) -> None:
         self.hooks.append(hooks)
@@ -107,7 +107,7 @@ class Links:
         views = []
         while place >= self.count:
             views.append(view := self.views[place - self.count])
-            place = view.source
+            place = self.upon(view)
         if not views:
             return place, flow
         again = torch.is_grad_enabled()
@@ -122,11 +122,27 @@ class Links:
         """What arrives at the results without what links brought."""
         if not self.flows or self.backward != backward_in_progress():
             return cts
-        rest, flows, self.flows = list(cts), self.flows, {}
-        for i, flow in flows.items():
-            ct = rest[i]
+        rest = list(cts)
+        for i in [i for i in self.flows if i >= 0]:
+            flow, ct = self.flows.pop(i), rest[i]
             rest[i] = None if ct is None or ct is flow else _less(ct, flow)
         return rest
+
+    def take_off_given(self, grads: list[torch.Tensor | None]) -> None:
+        """The same for gradients of arguments: what flows to their views gets there without the graph."""
+        if self.flows and self.backward == backward_in_progress():
+            for place, flow in self.flows.items():
+                if (grad := grads[-1 - place]) is not None:
+                    grads[-1 - place] = _less(grad, flow)
+        self.flows = {}
+
+
+def _at(place: int, inputs: Sequence[object], results: Sequence[object]) -> torch.Tensor:
+    return results[place] if place >= 0 else inputs[-1 - place]  # type: ignore[return-value]
+
+
+def _like(x: torch.Tensor) -> tuple:
+    return x.shape, x.stride(), x.dtype, x.device
 
 
 def _less(ct: torch.Tensor, flow: torch.Tensor) -> torch.Tensor:
@@ -165,7 +181,8 @@ def linked(
     `results` are those with a gradient, several. `flows(ctx, level, cts)`: what flows from the results of a level to
     those that they are made of.
     """
-    inner = {i for level in levels for i in (*level.inner, *level.views)} | {view.source for view in views}
+    inner = {i for level in levels for i in (*level.inner, *level.views)}
+    inner |= {view.source for view in views if view.of_output}
 
     def call(*inputs: object) -> Sequence:
         out = apply(*inputs)
@@ -180,7 +197,7 @@ def linked(
                     out[i] = result
             for i in level.views:
                 view = views[i - count]
-                out[i] = view.make(out[view.source], out)
+                out[i] = view.make(out[view.source] if view.of_output else inputs[view.source], out)
         if graph is None:
             return out
         for i in (*results, *(i for level in levels for i in level.views)):

@@ -58,7 +58,7 @@ def links_of(captured: Captured, outputs: Sequence[int], count: int, pulled: set
 
 @dataclass(frozen=True)
 class View:
-    """An output that is a view of a result."""
+    """An output that is a view of a result, or of an argument."""
 
     value: Value
     output: int
@@ -66,21 +66,33 @@ class View:
     source: Value
     above: Value | None  # a view before it that it is a view of
 
+    @property
+    def upon(self) -> Value:
+        return self.source if self.above is None else self.above
+
     def made(self, places: Mapping[Value, int], number: Mapping[Value, int]) -> Aliased:
         """With places of results for values, and beginning where the view above ends."""
         begin = self.alias.shared[1] if self.above is not None and self.alias.shared is not None else 0
         part = self.alias.part(begin, len(self.alias.steps))
         steps = map_values(part.steps, lambda v: Result(places[v]))  # type: ignore[arg-type]
-        return replace(part, steps=steps, source=number[self.source if self.above is None else self.above])  # type: ignore[arg-type]
+        if self.above is None and not self.alias.of_output:
+            return replace(part, steps=steps)  # type: ignore[arg-type]
+        return replace(part, steps=steps, source=number[self.upon], of_output=True)  # type: ignore[arg-type]
 
 
 def _views(captured: Captured, places: Mapping[Value, int]) -> list[View]:
     trace, views = captured.trace, dict[Value, View]()
+    given = {v for v, wanted in zip(trace.inputs, captured.requires_grad, strict=False) if wanted}
+    given -= trace.mutations.keys()
     for i, alias in sorted(captured.aliased.items(), key=lambda item: (len(item[1].steps), item[0])):
-        v, source = trace.outputs[i], trace.outputs[alias.source] if alias.of_output else None
-        follows = not any(op_name(op) == "detach" or no_grad for op, *_, no_grad in alias.steps)
-        placed = alias.source in captured.placed
-        if source in places and follows and not placed and isinstance(v, Value) and v not in views:
+        v, ops = trace.outputs[i], {op_name(op) for op, *_ in alias.steps}
+        source = (trace.outputs if alias.of_output else trace.inputs)[alias.source]
+        if alias.of_output:
+            known = source in places and alias.source not in captured.placed
+        else:
+            known = source in given and "as_strided" not in ops  # of memory that begins elsewhere
+        follows = ops and "detach" not in ops and not any(no_grad for *_, no_grad in alias.steps)
+        if known and follows and isinstance(v, Value) and v not in views:
             above = None if alias.shared is None else trace.outputs[alias.shared[0]]
             views[v] = View(v, i, alias, source, above if above in views else None)  # type: ignore[arg-type]
     return list(views.values())
@@ -91,8 +103,8 @@ class _Links:
 
     def __init__(self, trace: Trace, places: Mapping[Value, int], views: Sequence[View], count: int) -> None:
         self.number = {**places, **{view.value: count + k for k, view in enumerate(views)}}
-        self.source = {view.value: self.number[view.above or view.source] for view in views}
-        self.root = {count + k: places[view.source] for k, view in enumerate(views)}
+        self.source = {view.value: self.number.get(view.upon) for view in views}  # None: an argument
+        self.root = {count + k: places.get(view.source) for k, view in enumerate(views)}
         self.made: list[set[int]] = [set() for _ in range(count + len(views))]
         self.behind: dict[int, set[int]] = {}  # of a view that was written, what was written
         made_of: dict[Value, set[int]] = {}
@@ -112,7 +124,7 @@ class _Links:
 
     def add(self, v: Value, place: int, behind: set[int]) -> None:
         if v in self.source:
-            self.behind[place], self.made[place] = behind, {self.source[v]}
+            self.behind[place], self.made[place] = behind, {self.source[v]} - {None}  # type: ignore[assignment]
             return
         # Written through a view, a result is made of what was written: it is the view that is made of the result.
         while own := {k for k in behind if self.root.get(k) == place}:
@@ -125,7 +137,7 @@ class _Links:
         asked = {k for one in self.made[:results] for k in one}
         for view in reversed(views):
             if self.number[view.value] in asked:
-                asked.add(self.source[view.value])
+                asked |= self.made[self.number[view.value]]
         return [view for view in views if self.number[view.value] in asked]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import tessera
 from tessera.store.program import COUNTS
@@ -16,6 +17,17 @@ def one_view(x):
     rows = x.sin()
     first = rows[:, 0]
     return first, first.exp().sum(), rows
+
+
+def a_view_of_an_argument(x):
+    first = x[:, 0]
+    return first, first.exp().sum()
+
+
+def views_of_arguments(x):
+    some = x.view(-1)[2:]
+    one = some.reshape(7)[1]
+    return x, one, some, some.exp() * one, x.t().sum(0).square()
 
 
 def without_its_base(x):
@@ -160,11 +172,11 @@ def a_view_without_gradients(x):
 
 
 PROGRAMS = [
-    one_view, without_its_base, of_both, a_view_of_a_view, the_inner_view_last, by_way_of_a_view_not_given, twice,
-    several, in_a_row, expanded, at_strides, turned, complex_parts, written_through,
-    written_through_a_view_of_a_view, a_view_of_a_view_of_what_was_written, a_detached_view_that_is_kept,
-    written_below, both_ways_there_and_back, negated_twice, cast_and_back, transposed_and_back,
-    a_view_without_gradients,
+    a_view_of_an_argument, views_of_arguments, one_view, without_its_base, of_both, a_view_of_a_view,
+    the_inner_view_last, by_way_of_a_view_not_given, twice, several, in_a_row, expanded, at_strides, turned,
+    complex_parts, written_through, written_through_a_view_of_a_view, a_view_of_a_view_of_what_was_written,
+    a_detached_view_that_is_kept, written_below, both_ways_there_and_back, negated_twice, cast_and_back,
+    transposed_and_back, a_view_without_gradients,
 ]  # fmt: skip
 
 # --- what callers do ---
@@ -229,11 +241,12 @@ WAYS = [
 
 
 def ran(fn, way) -> tuple:
-    x = torch.linspace(0.1, 1.7, 9, dtype=torch.float64).view(3, 3).requires_grad_()
+    leaf = torch.linspace(0.1, 1.7, 9, dtype=torch.float64).view(3, 3).requires_grad_()
+    x = leaf * 1
     out = fn(x)
     shared = [[one is other for one in out] for other in out]
     got = way(out, x)
-    return shared, [y.detach() for y in out], got, x.grad
+    return shared, [y.detach() for y in out], got, leaf.grad
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda fn: fn.__name__)
@@ -314,3 +327,31 @@ def test_infinite_flows_leave_what_others_put_there() -> None:
         [g.isnan().tolist() for g in one] for one in grads
     ][1]
     assert_same([g.nan_to_num() for g in grads[0]], [g.nan_to_num() for g in grads[1]])
+
+
+def test_views_of_weights_and_of_what_another_graph_gave() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(3, 2)
+
+        def forward(self, x):
+            hidden = self.a(x).tanh()
+            torch._dynamo.graph_break()
+            first = hidden[:, :3]
+            some = self.b.weight[0]
+            return first, some, self.b(first) + first.sum() * some.prod()
+
+    torch.manual_seed(0)
+    net = Net().double()
+    seen = []
+    for fn in (tessera.jit(net), net):
+        net.zero_grad()
+        first, some, out = fn(torch.ones(2, 4, dtype=torch.float64))
+        first.retain_grad()
+        hooked: list[torch.Tensor] = []
+        some.register_hook(lambda g, hooked=hooked: hooked.append(g.clone()) or g * 2)
+        by_some = torch.autograd.grad(out.sum(), [some, first], retain_graph=True)
+        (out.square().sum() + some.sum()).backward()
+        seen.append([by_some, first.grad, hooked, [p.grad.clone() for p in net.parameters()]])
+    assert_same(*seen)
