@@ -57,7 +57,10 @@ class ShardedStep:
         sharding: Sharding,
     ) -> None:
         if reason := state.own_step():
-            raise OptionError(f"train_step on a mesh: expected an optimizer that Tessera has equations for; {reason}")
+            raise OptionError(
+                f"train_step on a mesh: expected an optimizer that Tessera has equations for; {reason}. In place of "
+                "the step call tessera.jit(model), .backward() and the optimizer, which may be any"
+            )
         check_owner(state.optimizer)
         if not any(p in state.groups() for p in model.parameters()):
             raise InputError(
