@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +38,10 @@ from tessera.torch_internals import pytree
 from tessera.torch_internals.distributed import instead_of_local_map
 from tessera.torch_internals.modules import without_hooks_of
 from tessera.transforms.over_ranks import collectives
-from tessera.transforms.selected_rows import over_all_rows
+from tessera.transforms.selected_rows import Chosen, over_all_rows
 from tessera.util.errors import CaptureError
 
+FEWEST = (0, 1, 16, 256, 4096)  # rows; one of them is enough for what takes the first k
 PARTS = "torch.distributed.tensor"  # its hooks speak of parts, and values here are whole
 
 
@@ -58,6 +59,7 @@ class Forward:
     watched: tuple[str, ...]  # the modules whose results are the outputs after those
     left: Left | None = None  # what it leaves in caches, whose tensors are the last of the caller's outputs
     counts: Trace | None = None  # of a pipeline's microbatch, what counts in it; sums over all are inputs
+    chosen: Mapping[int, Chosen] = field(default_factory=dict)  # outputs of which masks, behind the others, choose rows
     alone: tuple[str, ...] = ()  # what sees the rows of a microbatch alone, with its line
 
     @property
@@ -71,8 +73,17 @@ class Forward:
 
     def pack(self, outputs: Sequence[object]) -> object:
         """The caller's outputs, in the form that the function gave them."""
+        given = [*outputs]
+        for i, chosen in self.chosen.items():
+            if isinstance(x := given[i], Tensor):
+                given[i] = chosen.of(x, given[chosen.mask])  # type: ignore[arg-type]
         rest: list[object] = [None] * (len(self.trace.outputs) - self.results)
-        return self.traced.pack([*outputs, *rest])[0]  # type: ignore[index]
+        return self.traced.pack([*given[: self.results - len(self.masks)], *rest])[0]  # type: ignore[index]
+
+    @property
+    def masks(self) -> set[int]:
+        """The outputs that choose rows of others."""
+        return {chosen.mask for chosen in self.chosen.values()}
 
 
 def capture(
@@ -92,6 +103,7 @@ def capture(
     caches = caches or Caches(())
     exchange: Equation | None = None
     left: list[Left] = []
+    chosen: dict[int, Chosen] = {}
     recorded: list[list[Equation]] = []
     types = {name: whole_type(x) for name, x in (*model.named_parameters(), *model.named_buffers())}
     names, results = list(types), dict[str, Tensor]()
@@ -126,15 +138,15 @@ def capture(
     given = enumerate(pytree.tree_leaves((batch, named)), len(names))
     trained.update(i for i, x in given if isinstance(x, Tensor) and x.requires_grad)
 
-    def traced_with(times: int | None) -> tuple[Traced, bool]:
-        """With so many times the number that stands for rows that a mask selects, or one row; was there such a mask?"""
+    def traced_with(times: int = 1, few: int | None = None) -> tuple[Traced, bool]:
+        """With so many times the number that stands for rows that a mask selects, or few; was there such a mask?"""
         local_map = instead_of_local_map(regions.local_map) if regions is not None else nullcontext()
         with left_as_it_was(model), known_experts(model), without_hooks_of(model, PARTS), local_map:
             cached = [local_of(x) for x in caches.tensors]
             selecting: list[Selecting] = []
 
             def selected(*args: object) -> object:
-                selecting[:] = [Selecting(times)]
+                selecting[:] = [Selecting(times, few)]
                 with selecting[0]:
                     return run(*args)  # type: ignore[arg-type]
 
@@ -147,8 +159,17 @@ def capture(
             return traced, bool(selecting[0].met)
 
     def traced_once() -> Traced:
-        traced, selects = traced_with(1)
-        return replace(traced, trace=_over_all_rows(traced.trace, traced_with)) if selects else traced
+        traced, selects = traced_with()
+        chosen.clear()
+        if not selects:
+            return traced
+        trace, rows = _over_all_rows(traced.trace, traced_with, len(traced.trace.outputs) - len(results))
+        if rows and caches.objects:
+            raise CaptureError(
+                f"{type(model).__name__}: expected results of known sizes beside a cache, got rows of a mask"
+            )
+        chosen.update(rows)
+        return replace(traced, trace=trace)
 
     try:
         traced = traced_once()
@@ -180,15 +201,21 @@ def capture(
         len(trace.outputs) - len(results),
         tuple(results),
         left[0] if caches.objects else None,
+        chosen=chosen,
     )
 
 
-def _over_all_rows(trace: Trace, traced_with: Callable[[int | None], tuple[Traced, bool]]) -> Trace:
-    try:
-        few, fewest = traced_with(0)[0].trace, 0
-    except Exception:  # what the program's own functions raise about nothing, eager raises too
-        few, fewest = traced_with(None)[0].trace, 1
-    return over_all_rows(trace, traced_with(2)[0].trace, few, fewest)
+def _over_all_rows(
+    trace: Trace, traced_with: Callable[..., tuple[Traced, bool]], results: int
+) -> tuple[Trace, dict[int, Chosen]]:
+    for fewest in FEWEST:
+        try:
+            few = traced_with(few=fewest)[0].trace
+            break
+        except Exception:  # what the program's own functions raise about so few, eager raises too
+            if fewest == FEWEST[-1]:
+                raise
+    return over_all_rows(trace, traced_with(2)[0].trace, few, fewest, results)
 
 
 def simplified(trace: Trace) -> Trace:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tessera.distributed import watch
+from tessera.distributed.carried import moved
 from tessera.ir.equation import Value
 from tessera.torch_internals.distributed import deadline_of
 from tessera.transforms.pipelined.cut import Stages
@@ -101,7 +102,7 @@ class GroupChannel:
     def share(self, x: Tensor, place: int) -> None:
         """Everyone along the pipeline gets what the rank at a place has, in place."""
         buffer = x.contiguous()
-        self.named(lambda: dist.broadcast(buffer, self.ranks[place], self.group), "what one stage has for all")
+        self.named(lambda: dist.broadcast(moved(buffer), self.ranks[place], self.group), "what one stage has for all")
         if buffer is not x:
             x.copy_(buffer)
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tessera.distributed import watch
+from tessera.distributed.carried import Carrier
 from tessera.distributed.deadlines import share_deadline
 from tessera.ir.dist import axis_in, on, padded, put_together
 from tessera.ir.mesh import Mesh
-from tessera.torch_internals.distributed import Group
 from tessera.util.errors import InputError, MeshError
 
 JOINED_AT = {"all_gather": 0, "all_to_all": 1}  # which argument says along what chunks are joined
@@ -32,7 +32,7 @@ class GroupCommunicator:
 
     def __init__(self, mesh: Mesh, device_mesh: DeviceMesh) -> None:
         self.places = {axis: device_mesh.get_local_rank(axis) for axis in mesh.names}
-        self.groups = {axis: Group(device_mesh.get_group(axis)) for axis in mesh.names}
+        self.groups = {axis: Carrier(device_mesh.get_group(axis)) for axis in mesh.names}
         self.under_way: dict[int, Any] = {}  # by the number of a result, what waits for it
         self.mesh, self.sizes = mesh, mesh.sizes
         self.rank, self.peers = device_mesh.get_rank(), {axis: _peers(device_mesh, axis) for axis in mesh.names}
@@ -50,7 +50,7 @@ class GroupCommunicator:
         """What comes in; it may not be read yet."""
         try:
             return self._begin[name](x, *args)
-        except torch.OutOfMemoryError:  # a RuntimeError, and this rank's own
+        except (torch.OutOfMemoryError, InputError):  # RuntimeErrors, and this rank's own
             raise
         except RuntimeError as error:
             raise self.in_vain(x, name, args, error) from error

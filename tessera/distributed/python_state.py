@@ -1,5 +1,5 @@
 """What a captured program took from Python: numbers and switches of a model's modules, functions, hooks, which weights
-are trained.
+are trained, and whatever else its code reads (`python_reach.py`).
 
 In: a model and, for a step, its loss function. Out: at every call a number, another one for another state, by which
 programs are told apart: who freezes a layer, puts a batch norm into eval mode or anneals a number gets a program that
@@ -9,183 +9,112 @@ the model's Python again, and a warning says so.
 
 from __future__ import annotations
 
-import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, is_dataclass
-from functools import partial
-from operator import is_, itemgetter
+from operator import is_
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tessera.distributed.object_key import NUMBERS
+from tessera.distributed.python_names import CONTAINERS, Cell, Names, Which, contents, said
+from tessera.distributed.python_reach import Reach
 from tessera.frontends.functional.trace import autocast_state
 from tessera.torch_internals.autograd import hooks_of, leaf_states
 from tessera.torch_internals.dispatch import DisableAutocast, is_any_autocast_enabled
-from tessera.torch_internals.modules import HOOKS
 from tessera.torch_internals.modules import hooks_of as hooks_of_module
+from tessera.torch_internals.tracing import dict_version
 from tessera.util.errors import CaptureError
 
-INTERNAL = vars(nn.Module()).keys() - {"training", "_modules", *HOOKS}
-PLAIN = (*NUMBERS, torch.dtype, torch.device, type)
-SAME = (Tensor, types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial)  # where they are the same
-MOST = 64  # elements of a container that are compared
 MANY = 8  # states: more of them are likely to be a number that changes at every call
-
-
-@dataclass(frozen=True)
-class _Names:
-    """What a dictionary of names held; numbers and their like by what they are, functions and tensors by which."""
-
-    where: str
-    held: dict
-    size: int
-    plain: Callable | None
-    values: object
-    same: Callable | None
-    objects: tuple
-
-    @classmethod
-    def of(cls, where: str, held: dict, every: bool = True) -> _Names:
-        """Without `every`, names that come later are no change."""
-        plain = [n for n, x in held.items() if n not in INTERNAL and _is_plain(x)]
-        same = [n for n, x in held.items() if n not in INTERNAL and isinstance(x, SAME)]
-        get, others = (itemgetter(*names, names[0]) if names else None for names in (plain, same))
-        values = tuple(map(_copied, get(held))) if get else ()
-        return cls(where, held, len(held) if every else -1, get, values, others, others(held) if others else ())
-
-    def holds(self) -> bool:
-        held = self.held
-        try:
-            return (
-                self.size in (-1, len(held))
-                and (self.plain is None or self.plain(held) == self.values)
-                and (self.same is None or all(map(is_, self.same(held), self.objects)))
-            )
-        except KeyError:
-            return False
-
-    def differs(self) -> str:
-        """The first name that holds something else by now."""
-        other = _Names.of(self.where, self.held, self.size != -1)
-        before, now = self.by_name(), other.by_name()
-        changed = next((n for n in (*before, *now) if n not in before or n not in now or before[n] != now[n]), "")
-        told = [f"{x[changed]!r}"[:60] if changed in x else "nothing" for x in (before, now)]
-        return f"{self.where}.{changed} was {told[0]}, is {told[1]}"
-
-    def by_name(self) -> dict[str, object]:
-        plain = dict(zip(_names(self.plain), self.values, strict=False))  # type: ignore[call-overload]
-        return plain | {n: _Which(x) for n, x in zip(_names(self.same), self.objects, strict=False)}
-
-
-class _Which:
-    """A function or a tensor, compared by which it is."""
-
-    def __init__(self, x: object) -> None:
-        self.x = x
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Which) and other.x is self.x
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"a {type(self.x).__name__}" if isinstance(self.x, Tensor) else getattr(self.x, "__name__", "a function")
-
-
-def _names(get: Callable | None) -> tuple:
-    return get.__reduce__()[1] if get is not None else ()  # type: ignore[return-value]
-
-
-def _is_plain(x: object) -> bool:
-    """Compared by what it is."""
-    if isinstance(x, (list, tuple, set, frozenset)):
-        return len(x) <= MOST and all(map(_is_plain, x))
-    if isinstance(x, dict):  # modules and hooks compare as themselves
-        return len(x) <= MOST and all(_is_plain(v) or (callable(v) and not isinstance(v, Tensor)) for v in x.values())
-    return isinstance(x, PLAIN)
-
-
-def _copied(x: object) -> object:
-    if isinstance(x, dict):
-        return {name: _copied(v) for name, v in x.items()}
-    return type(x)(map(_copied, x)) if type(x) in (list, set, tuple) else x  # type: ignore[call-arg,arg-type]
 
 
 class _State:
     """One state of Python, as it was when somebody looked."""
 
     def __init__(self, model: nn.Module, function: Callable | None) -> None:
-        self.names = [*_of_model(model), *(_of_function(function) if function is not None else ())]
+        reach = Reach(model, function)
+        self.names, self.inside = reach.names(), reach.objects()
         self.weights = [m._parameters for m in model.modules() if m._parameters]
         self.hooks = function is not None  # in a step: see `refuse_hooks`
-        self.trained = [_copied(x) for x in self._trained()]
-        # asked at every call: the same as `names`, in the form that is looked through fastest
-        self.held = [n.held for n in self.names if n.size != -1]
-        self.sizes = [n.size for n in self.names if n.size != -1]
-        self.plain = [(n.plain, n.held, n.values) for n in self.names if n.plain is not None]
-        self.same = [(n.same, n.held, n.objects) for n in self.names if n.same is not None]
+        self.trained = [*map(_copied, self._trained())]
+        self._look()
+
+    def _look(self) -> None:
+        """What is asked at every call: the same as `names`, in the form that is looked through fastest."""
+        self.tables: list[tuple[dict, Names, bool]] = []  # and whether it is within what the names hold
+        self.empty: list[Collection] = []
+        self.lists: list[tuple[Collection, tuple, Names]] = []  # and what was in them
+        self.others: list[Names] = []
+        for names in self.names:
+            if type(names.held) is dict:
+                self.tables.append((names.held, names, False))
+            elif not isinstance(names.held, Cell):
+                self.others.append(names)
+            for x in names.objects[:-1]:
+                self._look_into(x, names)
+        self.variables = [names for names in self.names if isinstance(names.held, Cell)]
+        self.cells = [names.held.cell for names in self.variables]  # type: ignore[attr-defined]
+        self.bound = [contents(cell) for cell in self.cells]
+        self.dicts = [held for held, _, _ in self.tables]
+        self.versions = [*map(dict_version, self.dicts)]
+
+    def _look_into(self, x: object, names: Names) -> None:
+        """Containers in containers, as deep as they were told."""
+        if not isinstance(x, (dict, *CONTAINERS)) or isinstance(said(x), Which):
+            return
+        if isinstance(x, dict):
+            (self.tables.append((x, names, True)) if x else self.empty.append(x))
+        elif not isinstance(x, (tuple, frozenset)):
+            (self.lists.append((x, tuple(x), names)) if x else self.empty.append(x))
+        for value in x.values() if isinstance(x, dict) else x:
+            self._look_into(value, names)
 
     def _trained(self) -> list:
         weights = [p for held in self.weights for p in held.values() if p is not None]
         return leaf_states(weights, self.hooks)
 
     def holds(self) -> bool:
-        try:
-            for get, held, values in self.plain:
-                if get(held) != values:
-                    return False
-            for get, held, objects in self.same:
-                if not all(map(is_, get(held), objects)):
-                    return False
-        except KeyError:
+        if any(self.empty) or self._trained() != self.trained:
             return False
-        return list(map(len, self.held)) == self.sizes and self._trained() == self.trained
+        moved = [names for names in self.others if not names.same_objects()]
+        if not all(map(is_, map(contents, self.cells), self.bound)):
+            moved += (names for names in self.variables if not names.same_objects())
+        moved += (names for x, held, names in self.lists if len(x) != len(held) or not all(map(is_, x, held)))
+        if (versions := [*map(dict_version, self.dicts)]) != self.versions:
+            pairs = zip(self.tables, versions, self.versions, strict=True)
+            again = [(names, within) for (_, names, within), now, was in pairs if now != was]
+            moved += (names for names, within in again if within or not names.same_objects())
+        if not all(names.holds() for names in moved):
+            return False
+        self.versions = versions
+        if moved:  # other objects that say the same
+            self._look()
+        return True
+
+    def same(self, other: _State) -> bool:
+        """The same by what objects say, other ones though they be."""
+        return self.trained == other.trained and self._form() == other._form()
+
+    def _form(self) -> list:
+        return [(n.where, {name: self._kind(x) for name, x in n.told.items()}) for n in self.names]
+
+    def _kind(self, x: object) -> object:
+        return type(x.x) if isinstance(x, Which) and id(x.x) in self.inside else x
+
+    def changed(self) -> Names | None:
+        return next((names for names in self.names if not names.holds()), None)
 
     def differs(self) -> str:
-        changed = next((names for names in self.names if not names.holds()), None)
+        changed = self.changed()
         return changed.differs() if changed is not None else "other weights are trained"
 
 
-def _of_model(model: nn.Module) -> Iterator[_Names]:
-    for name, module in model.named_modules():
-        where = f"{type(model).__name__}.{name}" if name else type(model).__name__
-        yield _Names.of(where, vars(module))
-        for key, x in vars(module).items():
-            if (is_dataclass(x) and not isinstance(x, type)) or isinstance(x, types.SimpleNamespace):
-                yield _Names.of(f"{where}.{key}", vars(x))
-
-
-def _of_function(function: Callable) -> Iterator[_Names]:
-    """Variables around a function that it reads."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    read = {n: x for n, x in function.__globals__.items() if n in code.co_names and isinstance(x, PLAIN)}
-    if read:
-        get = itemgetter(*read, next(iter(read)))
-        yield _Names(function.__module__, function.__globals__, -1, get, get(function.__globals__), None, ())
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        yield _Names.of(function.__qualname__, _Cell(name, cell), False)
-
-
-class _Cell(dict):
-    """A variable of an outer function, as a dictionary of its name."""
-
-    def __init__(self, name: str, cell: types.CellType) -> None:
-        super().__init__({name: None})
-        self.cell = cell
-
-    def __getitem__(self, _: str) -> object:
-        try:
-            return self.cell.cell_contents
-        except ValueError:  # nothing was bound to it yet
-            return None
-
-    def items(self) -> list:  # type: ignore[override]
-        return [(name, self[name]) for name in self]
+def _copied(x: object) -> object:
+    """Hooks are in dictionaries of PyTorch's own."""
+    if isinstance(x, dict):
+        return {name: _copied(v) for name, v in x.items()}
+    return tuple(map(_copied, x)) if isinstance(x, tuple) else x
 
 
 def refuse_hooks(model: nn.Module, in_step: bool) -> None:
@@ -226,16 +155,25 @@ class PythonState:
         if self.states and self.states[self.now].holds():
             return self.now
         found = next((n for n, state in enumerate(self.states) if state.holds()), None)
-        if found is None:
-            self.why = self.states[self.now].differs() if self.states else ""
-            found = len(self.states)
-            self.states.append(_State(self.model, self.function))
-            if found == MANY:
-                warnings.warn(
-                    f"{self.why}: a program was compiled for {MANY} states of {type(self.model).__name__} and another "
-                    "one for this; a number that changes often is better an argument or a buffer, which are tensors",
-                    stacklevel=2,
-                )
+        return self._new() if found is None else self._is(found)
+
+    def _new(self) -> int:
+        """A state that nobody has seen, but maybe with other objects."""
+        state = _State(self.model, self.function)
+        if (found := next((n for n, other in enumerate(self.states) if state.same(other)), None)) is not None:
+            self.states[found] = state
+            return self._is(found)
+        self.why = self.states[self.now].differs() if self.states else ""
+        if len(self.states) == MANY:
+            warnings.warn(
+                f"{self.why}: a program was compiled for {MANY} states of {type(self.model).__name__} and another "
+                "one for this; a number that changes often is better an argument or a buffer, which are tensors",
+                stacklevel=2,
+            )
+        self.states.append(state)
+        return self._is(len(self.states) - 1)
+
+    def _is(self, found: int) -> int:
         self.now = found
         return found
 
@@ -244,8 +182,8 @@ class PythonState:
         state, why, self.why = self.states[self.now], self.why, ""
         if state.holds():
             return why
-        changed = next((n for n in state.names if not n.holds()), None)
-        if changed is not None and changed.size == len(changed.held):
+        changed = state.changed()
+        if changed is not None and changed.rebound():
             warnings.warn(
                 f"{changed.differs()}: the forward changes it, which later calls on a mesh do not do again; expected a "
                 "buffer, which programs write: register_buffer",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -48,6 +47,16 @@ class Sharding:
         self.stages: dict[str, Held] | None = None  # in a pipeline, who has each weight; None: all ranks have all
         if self.plan.pipe is not None:
             bind_inner(self.plan.inner, device_mesh)
+
+    def __deepcopy__(self, memo: dict) -> Sharding:
+        """A copy of a model lies as the model does, and may come to lie elsewhere."""
+        copied = object.__new__(Sharding)
+        vars(copied).update(vars(self))
+        return copied
+
+    def __reduce__(self) -> tuple:
+        """In another process there may be no such mesh."""
+        return type(None), ()
 
     def whole_batch(self, leaves: list, microbatches: int = 1) -> dict[int, TensorType]:
         """The types of a whole batch (or microbatch), of which this rank has a part; a DTensor says itself which."""
@@ -121,7 +130,7 @@ class Sharding:
         return [demanded(self.plan, name, v, texts[name]) for name, v in zip(forward.watched, values, strict=True)]  # type: ignore[arg-type]
 
 
-SHARDINGS: WeakKeyDictionary[nn.Module, Sharding] = WeakKeyDictionary()
+_NOTED = "_tessera_sharding"  # an attribute of the model, so that copies have it
 
 
 @at_users_line
@@ -165,7 +174,7 @@ def place(
     check_mesh(mesh, plan)
     if reduce_dtype not in (None, torch.float32):
         raise OptionError(f"reduce_dtype: expected torch.float32 or None, got {reduce_dtype}")
-    if (known := SHARDINGS.get(model)) is not None:
+    if (known := sharding_of(model)) is not None:
         raise OptionError(f"shard: expected a model that is not sharded, got one on the mesh {known.mesh}")
     plan = with_their_plan(model, mesh, plan)  # type: ignore[arg-type]
     sharding = Sharding(mesh, plan, False, reduce_dtype is not None)  # type: ignore[arg-type]
@@ -185,7 +194,7 @@ def place(
     if is_meta(model):
         materialise(model, early, sharding.device_mesh)
     new = distribute(model, early, sharding.device_mesh)
-    SHARDINGS[model] = sharding
+    vars(model)[_NOTED] = sharding
     return new
 
 
@@ -205,7 +214,7 @@ def ask_for(sharding: Sharding, microbatches: int | None, scheduled: bool = True
 
 def sharding_of(model: object) -> Sharding | None:
     """How `shard` laid a model out; None where it did not."""
-    return SHARDINGS.get(model) if isinstance(model, nn.Module) else None
+    return vars(model).get(_NOTED) if isinstance(model, nn.Module) else None
 
 
 def pipeline_axis(model: nn.Module) -> str | None:

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from tessera.distributed import watch
+from tessera.distributed.carried import moved
 from tessera.distributed.dtensors import as_dtensor, from_dtensor
 from tessera.ir.dist import chunk, padded
 from tessera.ir.mesh import Mesh
@@ -65,7 +66,12 @@ class Named:
 
 def whole_of(x: Tensor) -> Tensor:
     """The whole tensor, on every rank."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    if not isinstance(x, DTensor):
+        return x
+    if (carried := moved(x.to_local())).dtype == x.dtype or x.dtype.is_complex:
+        return x.full_tensor()
+    there = DTensor.from_local(carried, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+    return there.full_tensor().view(x.dtype)
 
 
 def own_part(x: Tensor, placement: Placement, device_mesh: DeviceMesh) -> Tensor:
@@ -95,7 +101,10 @@ def distribute(model: nn.Module, placements: Mapping[str, Placement], device_mes
     exchange(model, new)
     with torch.no_grad(), watch.waiting("buffers of rank 0 did not come"):
         for buffer in model.buffers():
-            dist.broadcast(buffer, 0)
+            came = buffer.contiguous()
+            dist.broadcast(moved(came), 0)
+            if came is not buffer:
+                buffer.copy_(came)
     return new
 
 
@@ -104,7 +113,7 @@ def distributed_parameter(p: nn.Parameter, placement: Placement, device_mesh: De
     with torch.no_grad():
         whole = p.detach().clone(memory_format=torch.contiguous_format)
         with watch.waiting("weights of rank 0 did not come"):
-            dist.broadcast(whole, 0)
+            dist.broadcast(moved(whole), 0)
         part = as_dtensor(own_part(whole, placement, device_mesh), placement, device_mesh)
         return nn.Parameter(part, requires_grad=p.requires_grad)
 
@@ -139,7 +148,7 @@ def move(model: nn.Module, placements: Mapping[str, Placement], device_mesh: Dev
         if placement_of(p, placements[name].mesh) == placements[name]:
             continue
         with torch.no_grad():
-            part = own_part(p.full_tensor(), placements[name], device_mesh)
+            part = own_part(whole_of(p), placements[name], device_mesh)
             there = nn.Parameter(as_dtensor(part, placements[name], device_mesh), requires_grad=p.requires_grad)
         torch.utils.swap_tensors(p, there)
 

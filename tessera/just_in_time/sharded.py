@@ -153,8 +153,7 @@ def batch_key(x: object, grad: bool = False, sizes: bool = True) -> object:
 def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: Layout) -> Partition:
     """Where the values of a model's call lie."""
     inputs = {**lies.inputs, **lies.results, **{v: lies.weights[name] for name, v in forward.weights.items()}}
-    rows = {size_key(v.shape[0]): placement.splits[0] for v, placement in reversed(lies.inputs.items())}
-    outputs: list[Placement | None] = [_result(lies.plan, v, rows) for v in forward.outputs]
+    outputs = results_of(forward, lies)
     if forward.left is not None and forward.left.slots:
         count = len(forward.left.slots)
         outputs[-count:] = [lies_in_cache(lies.plan, v.shape) for v in forward.outputs[-count:]]
@@ -167,6 +166,12 @@ def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: L
         inner, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide,
         lies.homes, lies.plan.ways,
     )  # fmt: skip
+
+
+def results_of(forward: Forward, lies: Layout) -> list[Placement | None]:
+    """Where the caller gets results: this rank's rows, or all of it."""
+    rows = {size_key(v.shape[0]): placement.splits[0] for v, placement in reversed(lies.inputs.items())}
+    return [_result(lies.plan, v, rows) for v in forward.outputs]
 
 
 def _result(plan: Plan, v: object, rows: Mapping[object, Axes]) -> Placement | None:

@@ -84,18 +84,18 @@ class Group:
 
     def __init__(self, group: Any) -> None:
         self._backends = _Backends(group)
-        self._gathers, self._scatters = _asynchronous(_AllgatherOptions()), _asynchronous(_ReduceScatterOptions())
-        self._exchanges = _asynchronous(_AllToAllOptions())
-        self._reduces = {}
+        self._gathers, self._exchanges = _asynchronous(_AllgatherOptions()), _asynchronous(_AllToAllOptions())
+        self._reduces, self._scatters = {}, {}
         for how, op in (("sum", dist.ReduceOp.SUM), ("max", dist.ReduceOp.MAX), ("min", dist.ReduceOp.MIN)):
             self._reduces[how] = _asynchronous(_AllreduceOptions())
-            self._reduces[how].reduceOp = op
+            self._scatters[how] = _asynchronous(_ReduceScatterOptions())
+            self._reduces[how].reduceOp = self._scatters[how].reduceOp = op
 
     def all_gather(self, out: Tensor, x: Tensor) -> Any:
         return self._backends[x.device]._allgather_base(out, x, self._gathers)
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Any:
-        return self._backends[x.device]._reduce_scatter_base(out, x, self._scatters)
+    def reduce_scatter(self, out: Tensor, x: Tensor, how: str = "sum") -> Any:
+        return self._backends[x.device]._reduce_scatter_base(out, x, self._scatters[how])
 
     def all_reduce(self, x: Tensor, how: str) -> Any:
         """In place."""

@@ -29,7 +29,7 @@ from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
 from tessera.just_in_time.backend import Backend, GraphRecord
 from tessera.just_in_time.compiled import Compiled
-from tessera.just_in_time.sharded import batch_key
+from tessera.just_in_time.sharded import batch_key, results_of
 from tessera.optim.updates import Member
 from tessera.optim.updates import Plan as Update
 from tessera.pipeline.sharded import told
@@ -57,7 +57,10 @@ class ShardedStep:
         sharding: Sharding,
     ) -> None:
         if reason := state.own_step():
-            raise OptionError(f"train_step on a mesh: expected an optimizer that Tessera has equations for; {reason}")
+            raise OptionError(
+                f"train_step on a mesh: expected an optimizer that Tessera has equations for; {reason}. In place of "
+                "the step call tessera.jit(model), .backward() and the optimizer, which may be any"
+            )
         check_owner(state.optimizer)
         if not any(p in state.groups() for p in model.parameters()):
             raise InputError(
@@ -153,8 +156,8 @@ class ShardedStep:
     def _partition(self, forward: Forward, lies: Layout) -> Partition:
         sharding, mesh = self.sharding, self.sharding.plan.inner
         inputs = {**lies.inputs, **lies.results, **{v: lies.weights[name] for name, v in forward.weights.items()}}
-        results: list[Placement | None] = [None] * forward.results
-        outputs = [*results, *(replace(p, mesh=mesh) for p in sharding.placed(self.model, forward))]
+        placed = [*results_of(forward, lies), *sharding.placed(self.model, forward)]
+        outputs = [None if p is None else replace(p, mesh=mesh) for p in placed]
         grads = {v: lies.grads[name] for name, v in forward.weights.items()}
         weights = forward.weights.values()
         return Partition(

@@ -20,8 +20,10 @@ class Mask:
     count: Value  # how many of them
     every: int  # how many there are in all
     sizes: tuple[int, int, int]  # what stood for their number: here, where twice as many were, and where few
+    shape: tuple[int, ...] = ()  # of the mask that selected them; of what is made of such rows, nothing
     base: Mask | None = None  # each of its rows is `each` rows of this mask
     each: int = 1
+    first: bool = False  # they stand before all others
 
     @property
     def size(self) -> int:
@@ -40,16 +42,16 @@ class Masks:
         return [*self.selected.values(), *self.made.values()]
 
     def of_size(self, size: object) -> Mask | None:
-        """The only mask with so many rows."""
-        found = [mask for mask in self.all() if mask.size == size]
+        """The only mask with so many rows, in their order."""
+        found = [mask for mask in self.all() if mask.size == size and not mask.first]
         return found[0] if len(found) == 1 else None
 
-    def select(self, size: int, rows: Value) -> Mask:
+    def select(self, size: int, rows: Value, shape: tuple[int, ...]) -> Mask:
         """Rows that the program selects; `rows` says so of all rows."""
         every = rows.shape[0]
         assert isinstance(every, int)
         if size not in self.selected:
-            self.selected[size] = Mask(rows, aten.sum(rows), every, (size, 2 * size, self.fewest))
+            self.selected[size] = Mask(rows, aten.sum(rows), every, (size, 2 * size, self.fewest), shape)
         return self.selected[size]
 
     def split(self, mask: Mask, size: object) -> Mask | None:
@@ -64,8 +66,17 @@ class Masks:
             rows = aten.expand(aten.reshape(base.rows, [base.every, 1]), [base.every, times])
             sizes = (times * base.sizes[0], times * base.sizes[1], times * base.sizes[2])
             rows, count = aten.reshape(rows, [base.every * times]), aten.mul(base.count, times)
-            self.made[base, times] = Mask(rows, count, base.every * times, sizes, base, times)
+            self.made[base, times] = Mask(rows, count, base.every * times, sizes, (), base, times)
         return self.made[base, times]
+
+    def ordered(self, mask: Mask) -> Mask:
+        """As many rows, which stand before all others."""
+        if mask.first:
+            return mask
+        if ("first", mask) not in self.made:
+            rows = aten.lt(aten.arange(0, mask.every, device=mask.rows.tensor.device), mask.count)
+            self.made["first", mask] = Mask(rows, mask.count, mask.every, mask.sizes, first=True)
+        return self.made["first", mask]
 
     def joined(self, parts: Sequence[Mask | int]) -> Mask:
         """Rows behind rows; of a number, all count."""

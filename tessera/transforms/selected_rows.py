@@ -12,19 +12,20 @@ numbers that nobody reads.
     tessera.spread_rows(x, mask, z)      -->   where(mask, z, x): x with x[mask] = z
 
 A number in the program that grows with the rows is replaced by their count, which is a value. Where rows meet in
-another way, or a program does something else if there are none, it is refused with its line.
-"""
+another"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from tessera.ir.builder import aten
-from tessera.ir.equation import Arg, Equation, Special, Value, values_in
+from tessera.ir.equation import Arg, Equation, Special, Value, substitute, values_in
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import draws, schema_of
 from tessera.ir.trace import Trace
@@ -33,6 +34,7 @@ from tessera.ops.factors.rule import arguments, tensors
 from tessera.ops.families import cast
 from tessera.transforms.pipelined.rows import MADE, NONE, How, Rows, aligned, how
 from tessera.transforms.selected_masks import Mask, Masks
+from tessera.transforms.selected_order import ORDERS, in_order, picked, picks
 from tessera.transforms.selected_sums import along, kept, together
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
@@ -49,8 +51,23 @@ SELECTED = Special("selected_rows", _never)
 SPREAD = Special("spread_rows", _never)  # x where rows that a mask selects are replaced; then the number of them
 
 
-def over_all_rows(trace: Trace, twice: Trace, few: Trace, fewest: int) -> Trace:
-    """`few` is the program over `fewest` rows, none or one: it shows whether the program asks how many there are."""
+@dataclass(frozen=True)
+class Chosen:
+    """A result of the program that is some rows of what it gives. Rows that a mask over the batch selects lie as the
+    mask does, so that a rank has its own. Others are `alone`: a dimension before all others makes them lie whole."""
+
+    mask: int  # the output that says which
+    dim: int
+    alone: bool
+
+    def of(self, x: Tensor, mask: Tensor) -> Tensor:
+        x, mask = x[0] if self.alone else x, mask[0] if self.alone or self.dim else mask
+        return x[(*(slice(None) for _ in range(self.dim)), mask)]
+
+
+def over_all_rows(trace: Trace, twice: Trace, few: Trace, fewest: int, results: int) -> tuple[Trace, dict[int, Chosen]]:
+    """`few` is the program over `fewest` rows, none if it can be: it shows whether the program asks how many there are.
+    Among its first `results` outputs are such rows: masks stand behind these, and which are such is told."""
     rows = aligned(trace, twice, 2, lambda size, longer: size <= longer)
     first = next(eqn for eqn in trace.equations if eqn.op is SELECTED)
     if rows is None or [eqn.op for eqn in few.equations] != [eqn.op for eqn in trace.equations]:
@@ -58,7 +75,8 @@ def over_all_rows(trace: Trace, twice: Trace, few: Trace, fewest: int) -> Trace:
     for other in (twice, few):
         if not all(map(torch.equal, trace.constants.values(), other.constants.values())):
             _refuse(first, "a tensor of the program is made of how many rows are selected")
-    return _OverAllRows(trace, twice, few, rows, fewest).run()
+    over = _OverAllRows(trace, twice, few, rows, fewest)
+    return over.run(results), over.chosen
 
 
 def _refuse(eqn: Equation, why: str) -> NoReturn:
@@ -74,8 +92,9 @@ class _OverAllRows:
         self.rewrite, self.twice, self.few, self.rows = Rewrite(trace), twice, few, rows
         self.masks = Masks(fewest)
         self.of: dict[Value, Mask] = {}  # of the old program's values, which rows they have
+        self.chosen: dict[int, Chosen] = {}
 
-    def run(self) -> Trace:
+    def run(self, results: int) -> Trace:
         trace = self.rewrite.trace
         for eqn, here, twice, few in zip(
             trace.equations, self.rewrite, self.twice.equations, self.few.equations, strict=True
@@ -88,15 +107,36 @@ class _OverAllRows:
                 self.equation(eqn, here, twice, few)
             elif any(a != b for other in (twice, few) for a, b in _numbers(eqn, other)):
                 self.counted(eqn, here, twice, few)
-        self.leave()
-        return self.rewrite.finish()
+        outputs = self.leave(results)
+        return self.rewrite.finish(outputs=tuple(outputs))
 
-    def leave(self) -> None:
-        """What the program gives has no such rows."""
-        trace = self.rewrite.trace
-        for v in (*values_in(trace.outputs), *trace.mutations.values()):
+    def leave(self, results: int) -> list[Arg]:
+        """What the program gives, and behind its results the masks of those that are rows."""
+        trace, makers = self.rewrite.trace, self.rewrite.makers
+        others = zip(trace.outputs, self.twice.outputs, strict=True)
+        if any(a != b for a, b in others if not isinstance(a, Value)):
+            _refuse(next(e for e in trace.equations if e.op is SELECTED), "how many rows there are is a result")
+        for v in (*values_in(trace.outputs[results:]), *trace.mutations.values()):
             if self.rows.dims(v):
-                _refuse(self.rewrite.makers[v], "rows that a mask selects are a result of the program")
+                _refuse(makers[v], "rows that a mask selects are kept in a buffer, or stand where a plan names them")
+        given, masks = [*substitute(trace.outputs, self.rewrite.renamed)], list[Arg]()
+        for i, v in enumerate(trace.outputs[:results]):
+            if isinstance(v, Value) and self.rows.dims(v):
+                with self.rewrite.at(makers[v]):
+                    given[i], mask, dim, alone = self.result_rows(v)
+                self.chosen[i] = Chosen(results + len(masks), dim, alone)
+                masks.append(mask)
+        return [*given[:results], *masks, *given[results:]]
+
+    def result_rows(self, v: Value) -> tuple[Value, Value, int, bool]:
+        """As long as all rows, in the form of the mask that selects them; and the mask."""
+        mask, new, dim = self.of[v], self.rewrite.renamed.get(v, v), self.dim_of(v)
+        if dim is None:
+            _refuse(self.rewrite.makers[v], "a result has several dimensions of rows that masks select")
+        alone = not mask.shape
+        shape = mask.shape or (mask.every,)
+        x = aten.reshape(new, [*([1] if alone else []), *new.shape[:dim], *shape, *new.shape[dim + 1 :]])
+        return x, aten.reshape(mask.rows, [*([1] if alone or dim else []), *shape]), dim, alone
 
     def enter(self, eqn: Equation, here: Equation) -> None:
         x, mask = here.args
@@ -106,7 +146,7 @@ class _OverAllRows:
         every = math.prod(int(n) for n in mask.shape)
         with self.rewrite.at(eqn):
             if size not in self.masks.selected:
-                self.masks.select(size, aten.reshape(self.among(eqn, mask), [every]))
+                self.masks.select(size, aten.reshape(self.among(eqn, mask), [every]), self.shape(eqn, mask))
             chosen = self.masks.selected[size]
             x = aten.reshape(x, [every, *x.shape[mask.ndim :]])
             self.rewrite.rename(eqn.out, aten.where(along(chosen, x, 0), x, _filling(x)))
@@ -121,6 +161,11 @@ class _OverAllRows:
         if self.rows.dims(x) != self.rows.dims(old) or self.of[x] is not self.of[old]:
             _refuse(eqn, "x[mask] of rows that another mask selects")
         return kept(self.of[x], mask, self.rows.dims(x)[0], 0)
+
+    def shape(self, eqn: Equation, mask: Value) -> tuple[int, ...]:
+        x = eqn.args[0]
+        assert isinstance(x, Value)
+        return self.of[x].shape if self.rows.dims(x) else tuple(int(n) for n in mask.shape)
 
     def spread(self, eqn: Equation, here: Equation) -> None:
         """Rows go back where the mask took them from."""
@@ -159,10 +204,14 @@ class _OverAllRows:
             after = self.behind(eqn) if eqn.opname == "cat" else None
             if after is not None:
                 masks, out = (after, after), self.rewrite.builder.emit(eqn.op, *here.args, **here.kwargs)
+            elif self.picks(eqn):
+                masks, out = self.picked(eqn, here)
             else:
                 mask = self.mask_of(eqn)
                 masks = mask, self.reshaped(eqn, mask)
                 out = self.result(eqn, here, twice, few, masks)
+                if eqn.opname == "sort" and how(eqn, twice, self.rows) == How.TOGETHER:
+                    masks = mask, self.masks.ordered(mask)
         listed = out if isinstance(out, (list, tuple)) else [out]
         for old, new in zip(eqn.outputs, listed, strict=True):
             if old is not None:
@@ -170,6 +219,26 @@ class _OverAllRows:
                     _refuse(eqn, f"{eqn.op} joins rows of a mask with other dimensions")
                 self.of[old] = masks[1]
                 self.rewrite.rename(old, new)
+
+    def dim_of(self, v: Value) -> int | None:
+        """The dimension of rows, of which there is one."""
+        dims = self.rows.dims(v)
+        return dims[0] if len(dims) == 1 else None
+
+    def picks(self, eqn: Equation) -> bool:
+        dim = self.dim_of(tensors(eqn)[0]) if tensors(eqn) else None
+        return dim is not None and picks(eqn, dim)
+
+    def picked(self, eqn: Equation, here: Equation) -> tuple[tuple[Mask, Mask], Any]:
+        x, places = tensors(eqn)[:2]
+        mask, dim = self.of[x], self.dim_of(places)
+        if dim is None and self.rows.dims(places):
+            _refuse(eqn, f"{eqn.op} joins rows of a mask with other dimensions")
+        chosen = None if dim is None else self.of[places]
+        there = None if chosen is None else along(chosen, places, dim)  # type: ignore[arg-type]
+        maker = self.rewrite.makers.get(places)
+        sure = maker is not None and maker.opname in ORDERS and self.of.get(tensors(maker)[0]) is mask
+        return (mask, chosen or mask), picked(self.rewrite, eqn, here, mask, there, sure)
 
     def behind(self, eqn: Equation) -> Mask | None:
         """The rows of what is joined along rows."""
@@ -208,7 +277,11 @@ class _OverAllRows:
             return self.loss(eqn, here, mask, way)
         dims = {v: self.rows.dims(v) for v in tensors(eqn) if self.rows.dims(v)}
         alone = all(len(there) == 1 for there in dims.values()) and (way != How.TOGETHER or len(tensors(eqn)) == 1)
-        out = together(self.rewrite, eqn, here, mask, {v: d for v, (d,) in dims.items()}) if alone else None
+        if alone and eqn.opname in ORDERS:
+            (dim,) = dims[tensors(eqn)[0]]
+            out = in_order(self.rewrite, eqn, here, mask, dim)
+        else:
+            out = together(self.rewrite, eqn, here, mask, {v: d for v, (d,) in dims.items()}) if alone else None
         if out is None:
             _refuse(eqn, f"{eqn.op} looks at rows of a mask together")
         return out

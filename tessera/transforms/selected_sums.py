@@ -77,15 +77,15 @@ def together(rewrite: Rewrite, eqn: Equation, here: Equation, mask: Mask, dims: 
         now: kept(mask, now, dims[v], neutral(now.dtype))
         for v, now in zip(tensors(eqn), tensors(here), strict=True) if v in dims
     }  # fmt: skip
-    _check_any(rewrite, eqn, mask, dims)
+    check_any(rewrite, eqn, mask, dims)
     out: Any = rewrite.builder.emit(here.op, *here.substitute(filled).args, **here.kwargs)
     if eqn.opname == "mean":
         return _shared(out, mask)
     if eqn.opname not in PLACES:
         return out
     if not eqn.many:
-        return out if not eqn.opname.startswith("arg") else _among(out, mask)
-    return [out[0], _among(out[1], mask)]
+        return out if not eqn.opname.startswith("arg") else among(out, mask)
+    return [out[0], among(out[1], mask)]
 
 
 def _shared(mean: Any, mask: Mask) -> Value:
@@ -103,7 +103,7 @@ def _places_along(eqn: Equation, dims: dict[Value, int]) -> bool:
     return dim % x.ndim == dims[x]
 
 
-def _among(places: Value, mask: Mask) -> Value:
+def among(places: Value, mask: Mask) -> Value:
     """Places among all rows, as places among those that count."""
     before = aten.sub(aten.cumsum(mask.rows, 0), 1)
     flat = aten.index_select(before, 0, aten.reshape(places, [-1]))
@@ -133,9 +133,9 @@ def _positive(eqn: Equation) -> bool:
     return order is None or (isinstance(order, (int, float)) and order > 0)
 
 
-def _check_any(rewrite: Rewrite, eqn: Equation, mask: Mask, dims: dict[Value, int]) -> None:
+def check_any(rewrite: Rewrite, eqn: Equation, mask: Mask, dims: dict[Value, int]) -> None:
     """What eager raises about no rows, the program raises."""
-    if eqn.opname not in names("amax amin max min argmax argmin"):
+    if eqn.opname not in names("amax amin max min argmax argmin median nanmedian kthvalue"):
         return
     (x,) = tensors(eqn)
     empty = torch.empty([0 if d == dims[x] else int(n) for d, n in enumerate(x.shape)], dtype=x.dtype)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from launch import join_group
@@ -14,9 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import tessera
 from tessera.distributed import in_step
+from tessera.distributed.weights import whole_of
 from tessera.ir.dist import on
 from tessera.ir.mesh import Mesh
-from tessera.util.errors import MeshError
+from tessera.util.errors import InputError, MeshError
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -43,6 +47,8 @@ def train(rank: int, world: int, folder: str, cases: list[tuple[dict, object]]) 
     for part in (through_jit, accumulated, on_meta, saved, differing):
         part(rank, Path(folder))
     exchange(rank, world)
+    of_all_dtypes(rank, world)
+    held_dtypes(rank)
     dist.destroy_process_group()
 
 
@@ -121,6 +127,92 @@ def exchange(rank: int, world: int) -> None:
         op = getattr(on(mesh), name)
         want = in_step.together(op, [(x, *args) for x in parts])[rank]
         torch.testing.assert_close(op.fn(parts[rank], *args), want, rtol=0, atol=0)
+
+
+DTYPES = (
+    torch.bool, torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+    torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128,
+)  # fmt: skip
+
+
+def numbers(dtype: torch.dtype, rank: int) -> torch.Tensor:
+    """Large ones among them, as whole numbers wrap around."""
+    x = torch.randint(0, 5, (4, 6), generator=torch.Generator().manual_seed(rank))
+    if dtype in (torch.int16, torch.uint16):
+        x = x + 30000
+    if dtype in (torch.uint32, torch.uint64):
+        bits = torch.iinfo(dtype).bits
+        return (x - 2 * rank).to(torch.int64 if bits == 64 else torch.int32).view(dtype)
+    return (x + 1j * x.flip(0)).to(dtype) if dtype.is_complex else (x > 2 if dtype == torch.bool else x.to(dtype))
+
+
+def computed(xs: list[torch.Tensor], how: str) -> torch.Tensor:
+    dtype = xs[0].dtype
+    if dtype in (torch.uint32, torch.uint64):
+        bits = torch.iinfo(dtype).bits
+        whole = [[int(v) % 2**bits for v in x.view(torch.int64 if bits == 64 else torch.int32).flatten()] for x in xs]
+        make = {"sum": lambda vs: sum(vs) % 2**bits, "max": max, "min": min}[how]
+        out = [make(vs) for vs in zip(*whole, strict=True)]
+        return torch.tensor(out, dtype=torch.uint64).to(dtype).view(4, 6)
+    if dtype == torch.bool:
+        return functools.reduce({"sum": torch.logical_or, "max": torch.logical_or, "min": torch.logical_and}[how], xs)
+    wide = dtype if dtype.is_complex else torch.float32 if dtype.is_floating_point else torch.int64
+    step = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[how]
+    return functools.reduce(step, [x.to(wide) for x in xs]).to(dtype)
+
+
+def of_all_dtypes(rank: int, world: int) -> None:
+    """What moves arrives, what is added is what one device adds, and without an order there is no largest."""
+    tessera.mesh(device="cpu", y=world)
+    mesh = Mesh.of(y=world)
+    for dtype in DTYPES:
+        parts = [numbers(dtype, r) for r in range(world)]
+        for name, *args in (
+            ("all_gather", 1, "y"), ("all_gather", 0, "y", 7), ("all_to_all", 0, 1, "y"), ("permute", "y", 1),
+        ):  # fmt: skip
+            op = getattr(on(mesh), name)
+            want = in_step.together(op, [(x, *args) for x in parts])[rank]
+            assert torch.equal(op.fn(parts[rank], *args).view(torch.uint8), want.view(torch.uint8)), (name, dtype)
+        for how in ("sum", "max", "min"):
+            if dtype.is_complex and how != "sum":
+                with pytest.raises(InputError, match="expected numbers with an order for the"):
+                    on(mesh).all_reduce.fn(parts[rank], "y", how)
+                continue
+            want = computed(parts, how)
+            got = on(mesh).all_reduce.fn(parts[rank], "y", how)
+            assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), (how, dtype)
+        got, want = on(mesh).reduce_scatter.fn(parts[rank], 1, "y"), computed(parts, "sum").chunk(world, 1)[rank]
+        assert torch.equal(got.view(torch.uint8), want.contiguous().view(torch.uint8)), dtype
+
+
+class Held(torch.nn.Module):
+    """Weights and buffers of rare dtypes."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        for dtype in DTYPES:
+            name = f"of_{str(dtype).removeprefix('torch.')}"
+            self.register_buffer(name, numbers(dtype, seed).T)
+            self.register_parameter(f"{name}_p", torch.nn.Parameter(numbers(dtype, seed), requires_grad=False))
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.of_int16.sum() + self.of_uint16_p.float().mean()
+
+
+def held_dtypes(rank: int) -> None:
+    """They come from rank 0, lie in parts, and are whole again."""
+    torch.manual_seed(0)
+    model, first = Held(rank), Held(0)
+    plain = copy.deepcopy(model.layer)
+    fast = tessera.jit(model, mesh=tessera.mesh(device="cpu", dp=2), plan="zero3", executors="aten")
+    x = torch.ones(2, 4)
+    first.layer = plain
+    torch.testing.assert_close(fast(x), first(x))
+    for name, b in first.named_buffers():
+        assert torch.equal(model.get_buffer(name).contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    for name, p in first.named_parameters():
+        assert torch.equal(whole_of(model.get_parameter(name)).view(torch.uint8), p.view(torch.uint8)), name
 
 
 # --- what goes wrong ------------------------------------------------------------------------------

@@ -33,6 +33,25 @@ def test_running_statistics_and_gradients() -> None:
             torch.testing.assert_close(fast(x), plain(x))
 
 
+@pytest.mark.parametrize(("axis", "plan"), [("dp", "zero3"), ("tp", "tensor"), ("pp", "1f1b")])
+def test_copies_lie_as_the_model_does(axis: str, plan: str) -> None:
+    """A teacher, a reference, an average: copied before the first call, and after."""
+    layer = torch.nn.Linear(4, 4)
+    model, x = torch.nn.Sequential(layer, torch.nn.Tanh(), torch.nn.Linear(4, 4)), torch.randn(4, 4)
+    plain = copy.deepcopy(model)
+    with pretended({axis: 1}) as mesh:
+        early = copy.deepcopy(tessera.shard(model, mesh, plan))
+        torch.testing.assert_close(tessera.jit(model, executors="aten")(x), plain(x))
+        late, average = copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model)
+        average.update_parameters(model)
+        step = tessera.train_step(
+            model, lambda m, x: m(x).sum(), torch.optim.SGD(model.parameters(), lr=1.0), executors="aten"
+        )
+        step(x)
+        for copied in (early, late, average.module):
+            torch.testing.assert_close(tessera.jit(copied, executors="aten")(x), plain(x))
+
+
 class Many(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -108,9 +108,39 @@ def extremes(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
     return (values + spread + places + (rows.abs() + 0.9).prod(0)).sum() + each.mean()
 
 
+def in_order(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    """Sorted, the largest, the middle; and what else stands at such places. Equal rows have no order of their own."""
+    x, mask = model(ids), ids > 9
+    rows, kept = x[mask], ids[mask]
+    up, down = rows.sort(0), rows[:, 0].sort(descending=True)
+    weights = torch.linspace(0, 1, 16, dtype=rows.dtype)
+    values = (up.values * weights).square().cumsum(0).mean() + (rows[down.indices] * weights).cumsum(0).mean()
+    best, least = rows.topk(5, 0), rows.topk(3, 0, largest=False)
+    hardest = rows.square().sum(1).topk(4).indices
+    values += best.values.sin().sum() + least.values.cos().sum() + (rows[hardest] * kept[hardest][:, None]).mean()
+    values += rows.gather(0, best.indices).sum() + up.indices[:, 0].float().mean()
+    middle, third = rows.median(0), rows.kthvalue(3, 0, keepdim=True)
+    values += middle.values.sum() + rows.gather(0, middle.indices[None]).mean() + rows.gather(0, third.indices).mean()
+    values += rows.median() + rows[:, 1].nanmedian() + third.values.exp().sum()
+    return values + rows.sort(1).values[:, :3].sum()
+
+
+def columns(model: Words, ids: Tensor, labels: Tensor) -> Tensor:
+    """Behind other dimensions, where one mask holds for all rows."""
+    x = model(ids)
+    where = (ids > 20).any(0)
+    some = x[:, where]
+    features = x[..., x.mean((0, 1)) > 0]
+    both = x[:, where, :4].square().mean() + x[0, where].sum() + x[:2, where].amax((0, 1)).sum()
+    out = x * 2
+    out[:, where] = some.exp()
+    return some.square().mean() + features.sum() / features.shape[-1] + both + out.mean() + some.median(1)[0].sum()
+
+
 CASES = [
     *((loss, ("zero3", "tensor")) for loss in (labelled, counted, edges, pairs, whole_rows)),
     *((loss, ("zero3", "tensor")) for loss in (among_others, behind_others, in_other_shapes, extremes)),
+    *((loss, ("zero3", "tensor")) for loss in (in_order, columns)),
     *((written_back, words) for words in (("zero3", "tensor"), ("zero1", "1f1b"))),
     *((loss, ("zero1", "1f1b")) for loss in (labelled, counted, pairs)),
 ]
@@ -140,7 +170,8 @@ REFUSED = {
     "few": (lambda model, ids: model(ids)[ids > 9].mean() * (2 if (ids[ids > 9]).shape[0] > 5 else 3), "of a number"),
     "few beside rows": (lambda model, ids: (model(ids)[ids > 9] * (2 if len(ids[ids > 9]) > 5 else 3)).sum(), "number"),
     "at least": (lambda model, ids: (model(ids)[ids > 9] / max(len(ids[ids > 9]), 1)).sum(), "of a number"),
-    "middle": (lambda model, ids: model(ids)[ids > 9].median(0).values.sum(), "looks at rows of a mask together"),
+    "commonest": (lambda model, ids: model(ids)[ids > 9].mode(0).values.sum(), "looks at rows of a mask together"),
+    "half": (lambda model, ids: model(ids)[ids > 9].topk(len(ids[ids > 9]) // 2, 0).values.sum(), "of a number"),
     "another mask": (other_mask, "does something else|rows of a mask"),
     "first": (lambda model, ids: model(ids)[ids > 9][0].sum(), "looks at rows of a mask together"),
     "turned": (lambda model, ids: (model(ids)[ids > 9].flip(0) * model(ids)[ids > 9]).sum(), "together"),
@@ -148,7 +179,7 @@ REFUSED = {
     "places": (lambda model, ids: (torch.arange((ids[ids > 9]).shape[0]) * 2.0).sum(), "as many as a mask selects"),
     "a tensor": (lambda model, ids: model(ids).sum() / torch.tensor(1.0 * len(ids[ids > 9])), "a tensor of"),
     "more": (lambda model, ids: model(ids).sum() / (len(ids[ids > 9]) + 1), "of a number that depends"),
-    "a result": (None, "are a result of the program"),
+    "a result": (None, "how many rows there are is a result"),
 }  # fmt: skip
 
 
@@ -169,7 +200,8 @@ def test_the_largest_of_no_rows_is_an_error() -> None:
 
 class Selected(Words):
     def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids)[ids > 9]
+        rows = super().forward(ids)[ids > 9]
+        return rows, rows.shape[0]
 
 
 @pytest.mark.parametrize(("loss", "says"), REFUSED.values(), ids=REFUSED.keys())

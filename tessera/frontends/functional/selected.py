@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,23 +33,25 @@ SIZES = (99991, 99989, 99971, 99961, 99929, 99923, 99907, 99901)  # primes, whic
 
 
 class Selecting(TorchFunctionMode):
-    """`times`: how often the number of rows is counted, or None for one row. `met`: masks, and the number of each."""
+    """`times`: how often the number of rows is counted. `few`: how many rows all masks select, in place of such
+    numbers. `met`: masks, and the number of each."""
 
-    def __init__(self, times: int | None) -> None:
+    def __init__(self, times: int = 1, few: int | None = None) -> None:
         super().__init__()
-        self.times, self.met = times, dict[str, int]()
+        self.times, self.few, self.met = times, few, dict[str, int]()
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         recorder, kwargs = recording(), kwargs or {}
         reads = func in (Tensor.__getitem__, *READS)  # while a program is traced, other functions stand there
         if recorder is not None and tracing() and (reads or func in (Tensor.__setitem__, *WRITES)):
-            x, mask, rest = _asked(func, args, kwargs)
-            if isinstance(mask, Tensor) and _fits(x, mask):
+            asked = _asked(func, args, kwargs)
+            if asked is not None and _fits(asked.part, asked.mask):
+                part, mask, dim = asked.part, asked.mask, asked.dim
                 if reads:
-                    rows = self.rows(recorder, x, mask)
-                    return rows[(slice(None), *rest)] if rest else rows
+                    return self.rows(recorder, part, mask).movedim(0, dim)
                 source = args[2] if len(args) > 2 else kwargs.get("source")
-                part = x[(*(slice(None) for _ in mask.shape), *rest)] if rest else x
+                if isinstance(source, Tensor) and dim < source.ndim and part.ndim - mask.ndim + 1 == source.ndim:
+                    source = source.movedim(dim, 0)
                 size = self.size_of(recorder, mask)
                 if size is not None and self.are_rows(source, part, mask, size):
                     new = _spread(recorder, part, mask, source, size)  # type: ignore[arg-type]
@@ -63,7 +66,10 @@ class Selecting(TorchFunctionMode):
         """Can they be rows that the mask selects of x, or one for all of them?"""
         if not isinstance(source, Tensor) or source.dtype != x.dtype or source.ndim != x.ndim - mask.ndim + 1:
             return False
-        return source.shape[0] in (1, 1 if self.times is None else size * self.times)
+        return source.shape[0] in (1, self.count(size))
+
+    def count(self, size: int) -> int:
+        return size * self.times if self.few is None else self.few
 
     def rows(self, recorder: Recorder, x: Tensor, mask: Tensor) -> Tensor:
         v = recorder.value(mask)
@@ -76,22 +82,46 @@ class Selecting(TorchFunctionMode):
         if key not in self.met and len(self.met) == len(SIZES):
             raise CaptureError(f"x[mask]: expected at most {len(SIZES)} different masks in one program")
         size = self.met.setdefault(key, SIZES[len(self.met) % len(SIZES)])
-        shape = (1 if self.times is None else size * self.times, *x.shape[mask.ndim :])
+        shape = (self.count(size), *x.shape[mask.ndim :])
         type_ = TensorType(x.dtype, shape, contiguous_strides(shape), x.device)
         (out,) = recorder.special(SELECTED, (x, mask), {}, [type_])
         return out
 
 
-def _asked(func: Callable, args: tuple, kwargs: dict) -> tuple[Tensor, object, tuple]:
-    """What is selected from, the mask, and what else stands behind it in the brackets."""
+@dataclass(frozen=True)
+class _Asked:
+    """`part` of a tensor, whose first dimensions a mask selects from; rows of it stand at `dim` of the result."""
+
+    part: Tensor
+    mask: Tensor
+    dim: int = 0
+
+
+def _asked(func: Callable, args: tuple, kwargs: dict) -> _Asked | None:
     if func not in (Tensor.__getitem__, Tensor.__setitem__):
         x, mask = args[0], args[1] if len(args) > 1 else kwargs.get("mask")
-        return (*torch.broadcast_tensors(x, mask), ()) if isinstance(mask, Tensor) else (x, None, ())
+        return _Asked(*torch.broadcast_tensors(x, mask)) if isinstance(mask, Tensor) else None
     x, index = args[:2]
-    if isinstance(index, tuple) and index:
-        plain = not any(isinstance(i, Tensor) or i is None for i in index[1:])
-        return (x, index[0], index[1:]) if plain else (x, None, ())
-    return x, index, ()
+    index = index if isinstance(index, tuple) else (index,)
+    tensors = [i for i, at in enumerate(index) if not (at is None or at is ... or type(at) in (int, slice))]
+    if len(tensors) != 1 or not isinstance(mask := index[tensors[0]], Tensor) or mask.dtype != torch.bool:
+        return None
+    before, behind = index[: tensors[0]], index[tensors[0] + 1 :]
+    left = x.ndim - mask.ndim - sum(at is not None and at is not ... for at in (*before, *behind))
+    before, behind = _spelled_out(before, left), _spelled_out(behind, left)
+    every = slice(None)
+    if not any(at != every for at in (*before, *behind)):
+        part, dim = x, len(before)
+    else:
+        part = x[(*before, *(every for _ in mask.shape), *behind)]
+        dim = sum(type(at) is not int for at in before)
+    places = range(mask.ndim)
+    return _Asked(part.movedim([dim + i for i in places], [*places]) if dim else part, mask, dim)
+
+
+def _spelled_out(index: tuple, left: int) -> tuple:
+    """`...` as so many slices."""
+    return tuple(part for at in index for part in ([slice(None)] * left if at is ... else [at]))
 
 
 def _spread(recorder: Recorder, x: Tensor, mask: Tensor, rows: Tensor, size: int) -> Tensor:
