@@ -103,8 +103,13 @@ class Constant(Node):
 
     @functools.cached_property
     def data(self) -> torch.Tensor:
-        """As a matrix; what nobody asks for is never laid out."""
-        return self.tensor.contiguous().view(self.home.rows, self.home.columns)
+        """As a matrix, in any strides: a weight that is read turned is not copied for it."""
+        return self.tensor.reshape(self.home.rows, self.home.columns)
+
+    @functools.cached_property
+    def flat(self) -> torch.Tensor:
+        """One row after the other, as maps count; what nobody asks for is never laid out."""
+        return self.data.contiguous().view(-1)
 
     @property
     def nbytes(self) -> int:
