@@ -240,7 +240,8 @@ class Graph:
         return home
 
     def fresh(self, name: str) -> str:
-        name = "".join(c if c.isalnum() else "_" for c in name) or "v"
+        if not name.replace("_", "a").isalnum():
+            name = "".join(c if c.isalnum() else "_" for c in name) or "v"
         name = f"v{name}" if name[0].isdigit() else name
         count = self.names[name] = self.names.get(name, 0) + 1
         return name if count == 1 else self.fresh(f"{name}_{count}")
