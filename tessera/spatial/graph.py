@@ -103,8 +103,13 @@ class Constant(Node):
 
     @functools.cached_property
     def data(self) -> torch.Tensor:
-        """As a matrix; what nobody asks for is never laid out."""
-        return self.tensor.contiguous().view(self.home.rows, self.home.columns)
+        """As a matrix, in any strides: a weight that is read turned is not copied for it."""
+        return self.tensor.reshape(self.home.rows, self.home.columns)
+
+    @functools.cached_property
+    def flat(self) -> torch.Tensor:
+        """One row after the other, as maps count; what nobody asks for is never laid out."""
+        return self.data.contiguous().view(-1)
 
     @property
     def nbytes(self) -> int:
@@ -235,7 +240,8 @@ class Graph:
         return home
 
     def fresh(self, name: str) -> str:
-        name = "".join(c if c.isalnum() else "_" for c in name) or "v"
+        if not name.replace("_", "a").isalnum():
+            name = "".join(c if c.isalnum() else "_" for c in name) or "v"
         name = f"v{name}" if name[0].isdigit() else name
         count = self.names[name] = self.names.get(name, 0) + 1
         return name if count == 1 else self.fresh(f"{name}_{count}")

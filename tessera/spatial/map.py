@@ -23,6 +23,7 @@ from tessera.spatial.program import SpatialProgram, program
 from tessera.spatial.slots import in_slots
 from tessera.spatial.solvers import missing
 from tessera.util.errors import OptionError
+from tessera.util.garbage import collection_paused
 
 EFFORTS = {"quick": 1, "normal": 3, "thorough": 10}
 AIMS = ("latency", "throughput")
@@ -30,6 +31,7 @@ BEST = "best"
 TOGETHER = 16  # more chips than these are stages of equal blocks, where there are such
 
 
+@collection_paused()
 def map_onto(
     model: Callable | ExportedProgram | Trace,
     *args: object,

@@ -114,7 +114,7 @@ class _Rounds(Pass):
             _, _, step = heapq.heappop(self.waiting)
             at = max((self.starts[b] + delay for b, delay in step.after if b in self.starts), default=0)
             try:
-                at = self.begin(step, at)
+                at = self.begin(self.held(step), at)
             except NoRoomError:
                 at = max(at, last.get(step, -1) + 1)
             last[step] = at

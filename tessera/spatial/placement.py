@@ -354,15 +354,15 @@ def arranged(m: Map, constants: Mapping[str, Constant], dtype: torch.dtype) -> t
     out = torch.zeros(m.shape, dtype=m.homes[0].dtype if m.homes else dtype)
     for p in m.pieces:
         if p.home is not None:
-            out[tuple(slice(*e) for e in p.box)] = _elements(constants[p.home.name].data, p)
+            out[tuple(slice(*e) for e in p.box)] = _elements(constants[p.home.name].flat, p)
     return out
 
 
 def _elements(data: torch.Tensor, p: Piece) -> torch.Tensor:
-    """What a piece says of a home's data."""
+    """What a piece says of a home's data, which is one row after the other."""
     if min(p.strides) >= 0:
         return data.as_strided(p.shape, p.strides, data.storage_offset() + p.offset)  # data may be a part of a tensor
     places = torch.tensor(p.offset)
     for n, stride in zip(p.shape, p.strides, strict=True):
         places = places[..., None] + torch.arange(n) * stride
-    return data.reshape(-1)[places]
+    return data[places]

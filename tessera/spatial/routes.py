@@ -32,12 +32,22 @@ class Hop:
     window: int
 
 
+@dataclass(frozen=True)
+class Way:
+    """A route from one core to another."""
+
+    route: Route
+    hops: tuple[Hop, ...]
+    delay: int  # cycles from a send to its recv
+
+
 class Routes:
     def __init__(self, machine: SpatialMachine, cores: Sequence[Core]) -> None:
         self.machine, self.cores = machine, list(cores)
         self.inside = frozenset(cores)
         self.trees: dict[Core, dict[Core, Core]] = {}
         self.routes: dict[tuple[Core, Core], Route] = {}
+        self.ways: dict[tuple[Core, Core], Way] = {}
         self.chip_trees: dict[tuple[int, bool], dict[int, int]] = {}
         self.known_delays: dict[tuple[Core, int | None], np.ndarray] = {}
         self.chips = {core.chip for core in cores}
@@ -117,6 +127,14 @@ class Routes:
                     waiting.append(other)
         return known
 
+    def way(self, source: Core, target: Core) -> Way:
+        if (known := self.ways.get((source, target))) is None:
+            route = self.route(source, target)
+            hops = tuple(self.hops(route))
+            delay = sum(hop.edge.latency + hop.edge.jitter for hop in hops)
+            known = self.ways[source, target] = Way(route, hops, delay)
+        return known
+
     def hops(self, route: Route) -> list[Hop]:
         passed, offset, window = [], 0, 0
         for a, b in zip(route[:-1], route[1:], strict=True):
@@ -125,10 +143,6 @@ class Routes:
             offset += edge.latency
             window += edge.jitter
         return passed
-
-    def delay(self, route: Route) -> int:
-        """Cycles from a send to its recv."""
-        return sum(hop.edge.latency + hop.edge.jitter for hop in self.hops(route))
 
     def delays(self, source: Core, targets: Sequence[Core], key: int | None) -> np.ndarray:
         """Cycles of latency from a core to each of the cores of a chip, or to all."""
@@ -142,7 +156,7 @@ class Routes:
             else:
                 before = self.chip_tree(source.chip, (source.row + source.column) % 2 == 1)[key]
                 entry, _ = self.machine.network.gate(key, before)
-                known = self.delay(self.route(source, entry)) + self.delays(entry, targets, key)
+                known = self.way(source, entry).delay + self.delays(entry, targets, key)
             self.known_delays[source, key] = known
         return known
 

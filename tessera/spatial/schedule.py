@@ -174,31 +174,33 @@ class Pass:
         return Schedule(self.steps, self.starts, self.lanes, cycles)
 
     def place(self, step: Step, at: int) -> None:
-        uses = self.uses[step]
-        at = self.starts[step] = self.begin(step, at)
-        for use in uses:
-            lanes = self.table(use.resource)
+        held = self.held(step)
+        at = self.starts[step] = self.begin(held, at)
+        for use, lanes in held:
             begin = at + use.offset
             free = [i for i, lane in enumerate(lanes) if lane.earliest(begin, use.duration) == begin][: use.count]
             for i in free:
                 lanes[i].hold(begin, begin + use.duration)
             self.lanes[step, use] = free
 
-    def begin(self, step: Step, at: int) -> int:
+    def held(self, step: Step) -> list[tuple[Use, list[Lane]]]:
+        """What a step holds."""
+        return [(use, self.table(use.resource)) for use in self.uses[step]]
+
+    def begin(self, held: list[tuple[Use, list[Lane]]], at: int) -> int:
         """The first cycle at which all is free."""
         last = at + self.round
         while at < last:
             start = at
-            for use in self.uses[step]:
-                start = self.free(use, start + use.offset) - use.offset
+            for use, lanes in held:
+                start = self.free(use, lanes, start + use.offset) - use.offset
             if start == at:
                 return at
             at = start
         raise NoRoomError
 
-    def free(self, use: Use, at: int) -> int:
+    def free(self, use: Use, lanes: list[Lane], at: int) -> int:
         """The first cycle from which enough lanes are free."""
-        lanes = self.table(use.resource)
         if len(lanes) == 1:
             return lanes[0].earliest(at, use.duration)
         last = at + self.round

@@ -39,7 +39,7 @@ from tessera.spatial.tiles import (
 Resource = tuple  # ("unit", core, name), ("read", core), ("write", core), ("link", from, to), …
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Use:
     """So many of a resource are held, from `offset` cycles after the start, for `duration`."""
 
@@ -232,8 +232,8 @@ class Steps:
 
     def send(self, part: Part, targets: list[Part]) -> None:
         machine, source = self.machine, part.tile.core
-        routes = [self.routes.route(source, t.tile.core) for t in targets]
-        hops = {(h.source, h.target): h for route in routes for h in self.routes.hops(route)}
+        ways = [self.routes.way(source, t.tile.core) for t in targets]
+        hops = {(h.source, h.target): h for way in ways for h in way.hops}
         width = min(h.edge.width for h in hops.values())
         cycles = math.ceil(part.nbytes / width)
         ports = max(1, math.ceil(min(width, part.nbytes) / machine.sram.width))
@@ -244,10 +244,10 @@ class Steps:
         uses += [Use(("send", source, unit), 0, duration) for unit in units]
         uses += [Use(("link", a, b), h.offset, duration + h.window) for (a, b), h in hops.items()]
         arrivals: list[tuple[Part, Route, int]] = []
-        for target, route in zip(targets, routes, strict=True):
-            delay, core = self.routes.delay(route), target.tile.core
-            arrivals.append((target, route, delay))
-            last = machine.neighbours(route[-2])[core]
+        for target, way in zip(targets, ways, strict=True):
+            delay, core = way.delay, target.tile.core
+            arrivals.append((target, way.route, delay))
+            last = way.hops[-1].edge
             uses += [Use(("recv", core, last.arrives), delay, duration), Use(("write", core), delay, duration, writes)]
             uses += self.banks("bank_write", [target], delay, duration)
         step = Step(len(self.steps), source, "send", duration, None, [part], uses, arrivals=arrivals, read_ports=reads,

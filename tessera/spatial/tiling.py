@@ -70,6 +70,8 @@ class Tiling:
         self.asked: set[HostCall] = set()
         self.given_cycles: dict[Core, float] = {}  # of host ports
         self.factors: dict[tuple, Map] = {}  # blocks of products' maps
+        self.grids: dict[tuple, cuts.Grid] = {}  # of products of these sizes
+        self.spans: dict[tuple, tuple[int, list[int]]] = {}  # of their tiles: cycles, and the parts of the sum
         self.kept: dict[tuple[int | None, str], Blocks] = {}  # what stays between parts of a program, by chip and name
 
     def run(self) -> Tiles:
@@ -163,7 +165,7 @@ class Tiling:
         batch, m, k = node.x.shape
         n = node.w.shape[2]
         constant = self.is_constant(node)
-        grid = cuts.product_grid(machine, node, self.effort, constant)
+        grid = self.grid(node, constant)
         inner = cut(m, grid.rows, machine.matrix.rows if machine.matrix.stationary == "output" else 1)
         rows = [b * m + r for b in range(batch) for r in inner[:-1]] + [batch * m]
         columns = cut(n, grid.columns, machine.matrix.columns if machine.matrix.stationary != "input" else 1)
@@ -188,6 +190,23 @@ class Tiling:
             done[i, j] = partial[0] if len(partial) == 1 else self.summed(node, name, partial)
         tiles = [[done[i, j] for j in range(len(columns) - 1)] for i in range(len(rows) - 1)]
         self.on.blocks[home] = Blocks(rows, columns, tiles)
+
+    def grid(self, node: Product, constant: bool) -> cuts.Grid:
+        """Chips share a product in parts of one size, and layers have the same sizes."""
+        key = (node.x.shape, node.w.shape, node.dtype, node.home.dtype, constant)
+        if key not in self.grids:
+            self.grids[key] = cuts.product_grid(self.machine, node, self.effort, constant)
+        return self.grids[key]
+
+    def span(self, node: Product, m: int, k: int, n: int) -> tuple[int, list[int]]:
+        """Cycles of a tile, and where its sum is cut."""
+        constant = self.is_constant(node)
+        key = (m, k, n, node.dtype, node.home.dtype, constant)
+        if key not in self.spans:
+            parts = cuts.sum_parts(self.machine, self.effort, node, (m, k, n), constant)
+            cycles = cuts.tile_cycles(self.machine, m, k, n, node, node.dtype.itemsize)
+            self.spans[key] = cycles, cut(k, parts, self.machine.matrix.rows)
+        return self.spans[key]
 
     def is_constant(self, node: Product) -> bool:
         """Its weights lie in memory."""
@@ -222,10 +241,8 @@ class Tiling:
     def multiplied(self, node: Product, name: str, x: Map, w: Map, copies: int, at: Core | None) -> Tile:
         """A tile of a product; a long sum is taken in parts, each as soon as what it reads is there."""
         (m, k), n = x.shape, w.shape[1]
-        cycles = cuts.tile_cycles(self.machine, m, k, n, node, node.dtype.itemsize)
+        cycles, bounds = self.span(node, m, k, n)
         core, when = self.on.choose([x, w], cycles, "matrix", copies, at)
-        parts = cuts.sum_parts(self.machine, self.effort, node, (m, k, n), self.is_constant(node))
-        bounds = cut(k, parts, self.machine.matrix.rows)
         factors = []
         for low, high in zip(bounds[:-1], bounds[1:], strict=True):
             parts = (x.block((0, m), (low, high)), w.block((low, high), (0, n))) if len(bounds) > 2 else (x, w)

@@ -294,3 +294,29 @@ def test_orders_of_small_programs_are_searched() -> None:
     schedule = found[0].mapping.schedule
     assert searched(schedule, machine, schedule.cycles) is schedule
     assert searched(schedule, machine, 0).cycles <= schedule.cycles
+
+
+class Turned(nn.Module):
+    """Weights that lie otherwise than tiles read them: turned, every second column, a single column, in an order of
+    their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.wide = nn.Parameter(torch.randn(24, 16)), nn.Parameter(torch.randn(24, 64))
+        self.cube = nn.Parameter(torch.randn(4, 3, 8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = x @ self.up.t()
+        scale = self.wide.t()[:24, 3:4].reshape(-1)
+        return h, h @ self.wide[:, ::2] * self.wide[0, 1::2], h * scale, h @ self.cube.permute(1, 2, 0).reshape(24, 4)
+
+
+def test_weights_that_lie_otherwise_are_read_right_and_not_copied() -> None:
+    torch.manual_seed(0)
+    model, x = Turned(), torch.randn(8, 16)
+    program = map_onto(model, x, machine="toy")
+    agree(model, (x,), program, 1e-5)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    used = [t for t in program.data.values() if t.untyped_storage().data_ptr() in weights]
+    assert (16, 24) in [tuple(t.shape) for t in used]
+    agree(model, (x,), program.edited(str(program)), 1e-5)

@@ -17,6 +17,7 @@ from tessera.spatial.errors import SpaceError
 from tessera.spatial.map import map_onto
 from tessera.spatial.simulator.api import cost
 from tessera.util.errors import MachineError
+from tessera.util.garbage import collection_paused
 
 LONGER = ("matrix.rows", "matrix.columns", "chip.clock")  # of which more may take more cycles
 
@@ -87,6 +88,7 @@ class Bench:
                 return False
         return True
 
+    @collection_paused()
     def _point(self, changes: Mapping[str, int], like: SpatialMachine | None = None) -> Point:
         try:
             machine = changed(self.machine, changes)

@@ -75,6 +75,7 @@ def claims(
     buffers: Mapping[Core, Mapping[str, Buffer]],
 ) -> Claims:
     held: Claims = defaultdict(list)
+    links: dict[tuple[Core, Core], Resource] = {}
     for work in works:
         step, core = work.step, work.step.core
         direction = {Send: " out", Recv: " in"}.get(type(step.of.action), "")
@@ -87,9 +88,10 @@ def claims(
             held[Resource("bank", core, bank)].append(memory)
         if direction == " out":
             for link in flows[id(work)].held:
-                held[Resource("link", link.source, f"{link.source}>{link.target}")].append(
-                    Claim(link.begin, link.end, work)
-                )
+                ends = link.source, link.target
+                if ends not in links:
+                    links[ends] = Resource("link", link.source, f"{link.source}>{link.target}")
+                held[links[ends]].append(Claim(link.begin, link.end, work))
     return held
 
 

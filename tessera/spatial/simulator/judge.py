@@ -18,6 +18,7 @@ from tessera.spatial.simulator.memory import Access, check_accesses, check_buffe
 from tessera.spatial.simulator.report import Report, report
 from tessera.spatial.simulator.violation import Step, Violation
 from tessera.spatial.simulator.work import Work, Worker
+from tessera.util.garbage import collection_paused
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def judged(listing: Listing, machine: SpatialMachine, jitter: int | None = None)
     return of
 
 
+@collection_paused()
 def judge(listing: Listing, machine: SpatialMachine, jitter: int | None = None) -> Judged:
     _check_machine(listing, machine)
     if listing.every is not None and listing.every < 1:

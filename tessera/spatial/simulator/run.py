@@ -41,8 +41,10 @@ class Stored:
     """A tensor in some memory, and which of its elements have been written."""
 
     def __init__(self, of: TensorType, known: torch.Tensor | None = None) -> None:
-        self.data = torch.zeros(of.shape, dtype=values.dtype_of(of.dtype)) if known is None else known.clone()
         self.written = torch.full(of.shape, known is not None)
+        if known is None:
+            known = torch.zeros(of.shape, dtype=values.dtype_of(of.dtype))
+        self.data = known.clone(memory_format=torch.contiguous_format)
 
     def read(self, at: Tile, indices: torch.Tensor | None) -> torch.Tensor | None:
         """A copy of the elements, or None where some were never written."""
