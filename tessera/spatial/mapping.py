@@ -20,6 +20,7 @@ from tessera.spatial.graph import Constant, Gather, Graph, Hosted, Scatter
 from tessera.spatial.listing.types import Listing
 from tessera.spatial.memory.layout import Buffer, lay_out
 from tessera.spatial.modulo import overlapping
+from tessera.spatial.recompute import recomputed
 from tessera.spatial.regions import for_arrays, regions_of
 from tessera.spatial.routes import Routes
 from tessera.spatial.schedule import Schedule, polished, schedule, searched
@@ -30,6 +31,7 @@ from tessera.spatial.tiling import Tiling
 from tessera.spatial.windows import windowed
 
 MANY = 10  # tries from which on windows of the schedule are solved
+FEW = 4  # steps at once, where values are computed again
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,7 @@ class Mapping:
     listing: Listing
     bound: Bound
     least_interval: Bound | None = None  # where runs overlap
+    recomputed: str = ""  # which values, for whom and why
 
     @property
     def cycles(self) -> int:
@@ -63,7 +66,8 @@ def best(
     chosen: Mapping | None = None
     refused: SpaceError | None = None
     routes = Routes(machine, cores)
-    for number, effort in enumerate(dict.fromkeys(efforts(graph, like or machine, cores, seed))):
+    tried = list(dict.fromkeys(efforts(graph, like or machine, cores, seed)))
+    for number, effort in enumerate(tried):
         if chosen is not None and number >= tries:
             break
         try:
@@ -75,8 +79,28 @@ def best(
             chosen = mapped
     if chosen is None:
         assert refused is not None
+        if (last := again(graph, machine, routes, tried, refused, overlap, like)) is not None:
+            return last
         raise SpaceError(f"{refused}; {least_chips(graph, machine)}")
     return shortened(alone(graph, machine, chosen), machine, tries) if tries > 1 and not overlap else chosen
+
+
+def again(
+    graph: Graph, machine: SpatialMachine, routes: Routes, tried: list[Effort], refused: SpaceError, overlap: bool,
+    like: SpatialMachine | None,
+) -> Mapping | None:  # fmt: skip
+    """Where nothing fits: some values computed again near who reads them. Only steps in order, few at once, leave them
+    until then, and a refusal shall not take much longer: so two of the efforts are tried once more."""
+    other, values = recomputed(graph)
+    in_order = {effort.window: effort for effort in reversed(tried) if 0 < effort.window <= FEW}
+    for window in sorted(in_order, reverse=True) if values else ():
+        try:
+            mapped = one(other, machine, routes, in_order[window], overlap, like)
+        except SpaceError:
+            continue
+        why = str(refused).split(":")[0]
+        return replace(mapped, recomputed=f"recomputed: {', '.join(map(str, values))}, because {why}")
+    return None
 
 
 def alone(graph: Graph, machine: SpatialMachine, chosen: Mapping) -> Mapping:

@@ -71,6 +71,8 @@ class SpatialProgram:
             text += f", limit {self.limit:,} ({self.reasons[1]})"
         if self.mapping is not None and (least := self.mapping.least_interval) is not None:
             text += f"; a run every {self.interval:,}, {self.interval / least.cycles:.2f} × {least}"
+        if self.mapping is not None and self.mapping.recomputed:
+            text += f"; {self.mapping.recomputed}"
         if self.choice:
             text += f"; cut: {self.choice}"
         return f"{text}; {self.left}" if self.left else text
