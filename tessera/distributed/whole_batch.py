@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from torch import nn
+
 from tessera.distributed.capture import Forward, simplified
+from tessera.distributed.stateless import attributes_kept
 from tessera.ir.equation import NOWHERE, Value
 from tessera.ir.types import TensorType, contiguous_strides
 from tessera.transforms.pipelined.rows import Seen
@@ -51,7 +54,9 @@ def refuse_steady(part: Forward, whole: Forward, who: str) -> None:
         )
 
 
-def with_steady(forward: Forward, types: Mapping[int, TensorType], again: Callable[[dict], Forward]) -> Forward:
+def with_steady(
+    model: nn.Module, forward: Forward, types: Mapping[int, TensorType], again: Callable[[dict], Forward]
+) -> Forward:
     """Where something else than the batch is as long as it has rows, the program is captured `again`, over twice as
     many rows, which shows what results have them."""
     rows = _numbers(v.shape[:1] for v in forward.batch)
@@ -61,7 +66,8 @@ def with_steady(forward: Forward, types: Mapping[int, TensorType], again: Callab
     if not rows & others & given:
         return forward
     try:
-        other = again({i: _twice(t) for i, t in types.items()})
+        with attributes_kept(model):
+            other = again({i: _twice(t) for i, t in types.items()})
     except Exception:  # the model takes no other batch
         return forward
     return replace(forward, steady=steady(forward, other))

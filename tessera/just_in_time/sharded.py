@@ -136,7 +136,7 @@ class ShardedCall:
 
         forward = captured(types)
         if caches is None and not any(isinstance(x, DTensor) for x in leaves):
-            forward = with_steady(forward, types, captured)
+            forward = with_steady(model, forward, types, captured)
         lies = sharding.settle(model, forward, shown)
         reason = reason or self.python.settle()
         needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]

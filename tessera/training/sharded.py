@@ -141,7 +141,7 @@ class ShardedStep:
             def again(types: Mapping[int, TensorType]) -> Forward:
                 return capture(model, self.loss_fn, batch, named, types, watched, regions=sharding.regions)
 
-            forward = with_steady(again(whole), whole, again)
+            forward = with_steady(model, again(whole), whole, again)
             self.captures[what] = forward, sharding.settle(model, forward, leaves)
             self.why = self.python.settle()
         return self.captures[what]
