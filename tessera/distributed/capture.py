@@ -60,6 +60,7 @@ class Forward:
     left: Left | None = None  # what it leaves in caches, whose tensors are the last of the caller's outputs
     counts: Trace | None = None  # of a pipeline's microbatch, what counts in it; sums over all are inputs
     chosen: Mapping[int, Chosen] = field(default_factory=dict)  # outputs of which masks, behind the others, choose rows
+    steady: frozenset[int] = frozenset()  # outputs that are as long by chance as a batch has rows
     alone: tuple[str, ...] = ()  # what sees the rows of a microbatch alone, with its line
 
     @property

@@ -87,5 +87,18 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
             )
 
 
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """A call that is made to look at it alone leaves no attribute changed, such as a counter."""
+    before = {module: dict(vars(module)) for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, held in before.items():
+            for name in vars(module).keys() - held.keys():
+                del vars(module)[name]
+            vars(module).update(held)
+
+
 def _is_traced(x: object) -> bool:
     return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(x))

@@ -18,7 +18,7 @@ from tessera.distributed.caches import HEADS, Caches, Slot
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.once import meet
 from tessera.distributed.users_line import at_users_line
-from tessera.distributed.whole_batch import over_whole_batch
+from tessera.distributed.whole_batch import over_whole_batch, refuse_steady
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
 from tessera.ir.serial import Writer
@@ -73,7 +73,9 @@ class PipelinedCall(ShardedCall):
 
         forward = captured(count)
         if count > 1:
-            seen = over_whole_batch(forward, captured(1), count).seen
+            whole = captured(1)
+            refuse_steady(forward, whole, "jit")
+            seen = over_whole_batch(forward, whole, count).seen
             forward = replace(forward, alone=warned(seen, "jit", "results", sharding.device_mesh))
         lies = sharding.settle(model, forward, leaves).on(sharding.plan.inner)
         self.python.settle()

@@ -28,6 +28,7 @@ from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes, SymbolicArguments
 from tessera.distributed.users_line import at_users_line
 from tessera.distributed.weights import placement_of
+from tessera.distributed.whole_batch import with_steady
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
 from tessera.ir.placement import Axes, Placement
@@ -129,7 +130,13 @@ class ShardedCall:
         sharding, model = self.sharding, self.model
         shown = leaves if given is None else given.leaves
         types, watched = sharding.whole_batch(shown), sharding.watched(model)
-        forward = capture(model, None, batch, named, types, watched, caches, sharding.regions)
+
+        def captured(types: Mapping[int, TensorType]) -> Forward:
+            return capture(model, None, batch, named, types, watched, caches, sharding.regions)
+
+        forward = captured(types)
+        if caches is None and not any(isinstance(x, DTensor) for x in leaves):
+            forward = with_steady(model, forward, types, captured)
         lies = sharding.settle(model, forward, shown)
         reason = reason or self.python.settle()
         needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
@@ -171,7 +178,7 @@ def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: L
 def results_of(forward: Forward, lies: Layout) -> list[Placement | None]:
     """Where the caller gets results: this rank's rows, or all of it."""
     rows = {size_key(v.shape[0]): placement.splits[0] for v, placement in reversed(lies.inputs.items())}
-    return [_result(lies.plan, v, rows) for v in forward.outputs]
+    return [_result(lies.plan, v, {} if i in forward.steady else rows) for i, v in enumerate(forward.outputs)]
 
 
 def _result(plan: Plan, v: object, rows: Mapping[object, Axes]) -> Placement | None:

@@ -23,7 +23,7 @@ from tessera.distributed.plan import Layout
 from tessera.distributed.python_state import casts_written
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.users_line import at_users_line
-from tessera.distributed.whole_batch import over_whole_batch
+from tessera.distributed.whole_batch import over_whole_batch, refuse_steady
 from tessera.ir.equation import Value
 from tessera.just_in_time.backend import GraphRecord
 from tessera.just_in_time.sharded import batch_key
@@ -102,6 +102,7 @@ class PipelinedStep(ShardedStep):
 
     def _over_all(self, forward: Forward, whole: Forward, microbatches: int) -> Forward:
         """The mean of the microbatches' losses is the loss of the whole batch."""
+        refuse_steady(forward, whole, "train_step")
         found = over_whole_batch(forward, whole, microbatches, forward.batch, forward.buffers.values())
         more = found.trace.inputs[len(forward.trace.inputs) :]
         alone = warned(found.seen, "train_step", "the loss", self.sharding.device_mesh)

@@ -7,7 +7,7 @@ gradients, or update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -25,8 +25,10 @@ from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes
 from tessera.distributed.users_line import at_users_line
 from tessera.distributed.weights import Named, check_owner, local_of, own_part, placement_of, whole_of
+from tessera.distributed.whole_batch import with_steady
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
+from tessera.ir.types import TensorType
 from tessera.just_in_time.backend import Backend, GraphRecord
 from tessera.just_in_time.compiled import Compiled
 from tessera.just_in_time.sharded import batch_key, results_of
@@ -134,9 +136,12 @@ class ShardedStep:
         if what not in self.captures:
             sharding, model = self.sharding, self.model
             whole = sharding.whole_batch(leaves)
-            forward = capture(
-                model, self.loss_fn, batch, named, whole, sharding.watched(model), regions=sharding.regions
-            )
+            watched = sharding.watched(model)
+
+            def again(types: Mapping[int, TensorType]) -> Forward:
+                return capture(model, self.loss_fn, batch, named, types, watched, regions=sharding.regions)
+
+            forward = with_steady(model, again(whole), whole, again)
             self.captures[what] = forward, sharding.settle(model, forward, leaves)
             self.why = self.python.settle()
         return self.captures[what]

@@ -12,7 +12,7 @@ from models import Pictures, picture_batches
 from steps import pretended
 
 import tessera
-from tessera.util.errors import InputError
+from tessera.util.errors import InputError, OptionError
 
 
 def test_running_statistics_and_gradients() -> None:
@@ -50,6 +50,33 @@ def test_copies_lie_as_the_model_does(axis: str, plan: str) -> None:
         step(x)
         for copied in (early, late, average.module):
             torch.testing.assert_close(tessera.jit(copied, executors="aten")(x), plain(x))
+
+
+class Chance(torch.nn.Module):
+    """It has as many columns as the batch has rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple:
+        y = self.layer(x)
+        return y, y.amax(0), y.T, self.layer.weight * 2, y[:, :2]
+
+
+def test_what_is_as_long_as_the_batch_by_chance_is_whole() -> None:
+    x = torch.randn(4, 8)
+    shapes = [(4, 8), (8,), (8, 8), (8, 8), (4, 2)]
+    with pretended({"dp": 2}) as mesh:
+        assert [y.shape for y in tessera.jit(Chance(), mesh=mesh, plan="zero3", executors="aten")(x)] == shapes
+        model = Chance()
+        by = torch.optim.SGD(model.parameters())
+        step = tessera.train_step(
+            model, lambda m, x: (m(x)[0].sum(), *m(x)), by, mesh=mesh, plan="ddp", executors="aten"
+        )
+        assert [y.shape for y in step(x)[1:]] == shapes
+    with pretended({"pp": 1}) as mesh, pytest.raises(OptionError, match="as long by chance"):
+        tessera.jit(Chance(), mesh=mesh, plan="1f1b", microbatches=2, executors="aten")(torch.randn(16, 8))
 
 
 class Many(torch.nn.Module):
