@@ -107,7 +107,7 @@ def _whole_median(eqn: Equation, here: Equation, mask: Mask, dim: int) -> Value:
     if x.ndim > 1:  # its elements are rows
         rows = aten.reshape(aten.expand(along(mask, x, dim), list(x.shape)), [-1])
         size = int(rows.shape[0])  # type: ignore[arg-type]
-        mask = Mask(rows, aten.sum(rows), size, (size,) * 3)
+        mask = Mask(rows, aten.sum(rows), size, (size, size, size))
         x = aten.reshape(x, [-1])
     places = _middle(x, _sorted(x, mask, 0, False), mask, 0, eqn.opname == "nanmedian")
     out = aten.reshape(aten.gather(x, 0, places), [])
