@@ -16,6 +16,7 @@ from tessera.ops import (  # noqa: F401
     experts,
     fp8,
     fp8_linear,
+    grouped,
     index,
     launch,
     linear_loss,

@@ -17,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera.torch_internals.autograd import version_of
+from tessera.torch_internals.modules import hooks_of
+
 
 def pays(device: torch.device) -> bool:
     """Not on a CPU: one weight after another costs it no more, and more of what follows goes into its kernels."""
@@ -62,10 +65,10 @@ def watched(model: nn.Module) -> Iterator[list[list[str]]]:
 
     def see(layer: nn.Linear, args: tuple[Tensor, ...]) -> None:
         for x, version, layers in readers:
-            if x is args[0] and x._version == version:
+            if x is args[0] and version_of(x) == version:
                 layers.append(layer)
                 return
-        readers.append((args[0], args[0]._version, [layer]))
+        readers.append((args[0], version_of(args[0]), [layer]))
 
     linear = {m: name for name, m in model.named_modules() if type(m) is nn.Linear}
     handles = [layer.register_forward_pre_hook(see) for layer in linear]
@@ -84,7 +87,7 @@ def watched(model: nn.Module) -> Iterator[list[list[str]]]:
 
 def _alike(layers: list[nn.Linear]) -> bool:
     kinds = {(x.weight.dtype, x.weight.device, type(x.weight), x.weight.shape[1], x.bias is None) for x in layers}
-    plain = all(not x._forward_hooks and not x._forward_pre_hooks for x in layers)
+    plain = not any(any(hooks_of(x).values()) for x in layers)
     return len(kinds) == 1 and type(layers[0].weight) is nn.Parameter and plain
 
 
