@@ -2,7 +2,8 @@
 
 In: tensors of any dtype. Out: exchanges of dtypes that gloo and NCCL know. What only moves is carried as another dtype
 of as many bytes. What is added or compared is computed in one that holds all its values; whole numbers wrap around as
-they do on one device, numbers of 8 bits are rounded once, and True and True are True.
+they do on one device, numbers of 8 bits are rounded once, and True and True are True. Backends read memory as it lies:
+what is negated or conjugated as it is read is copied before.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ KNOWN = frozenset(
 )
 AS_WIDE = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # of so many bytes
 SIGNS = {torch.uint32: torch.int32, torch.uint64: torch.int64}  # whose sums are the same bits
+
+
+def plain(x: Tensor) -> Tensor:
+    """A tensor whose memory holds what it does."""
+    return x.resolve_conj().resolve_neg()
 
 
 def moved(x: Tensor) -> Tensor:
@@ -66,12 +72,15 @@ class Carrier(Group):
     """A group whose exchanges know all dtypes."""
 
     def all_gather(self, out: Tensor, x: Tensor) -> Any:
-        return super().all_gather(moved(out), moved(x))
+        return super().all_gather(moved(out), moved(plain(x)))
 
     def all_to_all(self, out: Tensor, x: Tensor, take: list[int], give: list[int]) -> Any:
-        return super().all_to_all(moved(out), moved(x), take, give)
+        return super().all_to_all(moved(out), moved(plain(x)), take, give)
 
     def all_reduce(self, x: Tensor, how: str) -> Any:
+        if x.is_conj() or x.is_neg():
+            there = plain(x)
+            return _Then(self.all_reduce(there, how), lambda: x.copy_(there))
         if x.dtype in KNOWN:
             return super().all_reduce(x, how)
         computed = _computed(x.dtype, how)
@@ -79,6 +88,7 @@ class Carrier(Group):
         return _Then(super().all_reduce(there, computed.how), lambda: x.copy_(computed.back(there, x.dtype)))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, how: str = "sum") -> Any:
+        x = plain(x)
         if x.dtype in KNOWN:
             return super().reduce_scatter(out, x, how)
         computed = _computed(x.dtype, how)

@@ -48,6 +48,7 @@ def train(rank: int, world: int, folder: str, cases: list[tuple[dict, object]]) 
         part(rank, Path(folder))
     exchange(rank, world)
     of_all_dtypes(rank, world)
+    of_what_is_turned_as_it_is_read(rank, world)
     held_dtypes(rank)
     dist.destroy_process_group()
 
@@ -183,6 +184,22 @@ def of_all_dtypes(rank: int, world: int) -> None:
             assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), (how, dtype)
         got, want = on(mesh).reduce_scatter.fn(parts[rank], 1, "y"), computed(parts, "sum").chunk(world, 1)[rank]
         assert torch.equal(got.view(torch.uint8), want.contiguous().view(torch.uint8)), dtype
+
+
+def of_what_is_turned_as_it_is_read(rank: int, world: int) -> None:
+    """Backends read memory; what is negated or conjugated as it is read arrives as it is read."""
+    mesh = Mesh.of(y=world)
+    for dtype, view in ((torch.float32, torch._neg_view), (torch.complex64, torch.conj)):
+        parts = [view(numbers(dtype, r)) for r in range(world)]
+        assert parts[0].is_neg() or parts[0].is_conj()
+        plain = [x.resolve_conj().resolve_neg() for x in parts]
+        for name, *args in (
+            ("all_gather", 1, "y"), ("all_to_all", 0, 1, "y"), ("permute", "y", 1), ("all_reduce", "y"),
+            ("reduce_scatter", 1, "y"),
+        ):  # fmt: skip
+            op = getattr(on(mesh), name)
+            want = in_step.together(op, [(x, *args) for x in plain])[rank]
+            assert torch.equal(op.fn(parts[rank], *args), want), (name, dtype)
 
 
 class Held(torch.nn.Module):
