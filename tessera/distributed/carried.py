@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tessera.ir.strides import resolved
 from tessera.torch_internals.distributed import Group
 from tessera.util.errors import InputError
 
@@ -23,11 +24,6 @@ KNOWN = frozenset(
 )
 AS_WIDE = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # of so many bytes
 SIGNS = {torch.uint32: torch.int32, torch.uint64: torch.int64}  # whose sums are the same bits
-
-
-def plain(x: Tensor) -> Tensor:
-    """A tensor whose memory holds what it does."""
-    return x.resolve_conj().resolve_neg()
 
 
 def moved(x: Tensor) -> Tensor:
@@ -72,14 +68,13 @@ class Carrier(Group):
     """A group whose exchanges know all dtypes."""
 
     def all_gather(self, out: Tensor, x: Tensor) -> Any:
-        return super().all_gather(moved(out), moved(plain(x)))
+        return super().all_gather(moved(out), moved(resolved(x)))
 
     def all_to_all(self, out: Tensor, x: Tensor, take: list[int], give: list[int]) -> Any:
-        return super().all_to_all(moved(out), moved(plain(x)), take, give)
+        return super().all_to_all(moved(out), moved(resolved(x)), take, give)
 
     def all_reduce(self, x: Tensor, how: str) -> Any:
-        if x.is_conj() or x.is_neg():
-            there = plain(x)
+        if (there := resolved(x)) is not x:
             return _Then(self.all_reduce(there, how), lambda: x.copy_(there))
         if x.dtype in KNOWN:
             return super().all_reduce(x, how)
@@ -88,7 +83,7 @@ class Carrier(Group):
         return _Then(super().all_reduce(there, computed.how), lambda: x.copy_(computed.back(there, x.dtype)))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, how: str = "sum") -> Any:
-        x = plain(x)
+        x = resolved(x)
         if x.dtype in KNOWN:
             return super().reduce_scatter(out, x, how)
         computed = _computed(x.dtype, how)

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tessera.distributed import watch
-from tessera.distributed.carried import moved, plain
+from tessera.distributed.carried import moved
 from tessera.ir.equation import Value
+from tessera.ir.strides import resolved
 from tessera.torch_internals.distributed import deadline_of
 from tessera.transforms.pipelined.cut import Stages
 from tessera.transforms.pipelined.orders import Message
@@ -56,7 +57,7 @@ class GroupChannel:
 
     def send(self, message: Message, values: Sequence) -> None:
         self.going = [(xs, works) for xs, works in self.going if not all(w.is_completed() for w in works)]
-        tensors = [plain(x).contiguous() for x in values]
+        tensors = [resolved(x).contiguous() for x in values]
         target = self.ranks[self.home[message.to]]
         works = [
             self.named(lambda x=x, i=i: dist.isend(x, target, self.group, self.tag(message, i)), message)
@@ -101,7 +102,7 @@ class GroupChannel:
 
     def share(self, x: Tensor, place: int) -> None:
         """Everyone along the pipeline gets what the rank at a place has, in place."""
-        buffer = plain(x).contiguous()
+        buffer = resolved(x).contiguous()
         self.named(lambda: dist.broadcast(moved(buffer), self.ranks[place], self.group), "what one stage has for all")
         if buffer is not x:
             x.copy_(buffer)
@@ -116,7 +117,7 @@ class GroupChannel:
         """Some ranks get what the owner has, in place."""
         what = "a weight of several stages"
         if self.here == owner:
-            sent = plain(x).contiguous()
+            sent = resolved(x).contiguous()
             works = [self.named(partial(dist.isend, sent, self.ranks[r], self.group), what) for r in others]
             self.going.append(([sent], works))
         elif self.here in others and not self.fake:

@@ -17,12 +17,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from tessera.distributed import watch
-from tessera.distributed.carried import moved, plain
+from tessera.distributed.carried import moved
 from tessera.distributed.dtensors import as_dtensor, from_dtensor
 from tessera.ir.dist import chunk, padded
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
 from tessera.ir.record import user_line
+from tessera.ir.strides import resolved
 from tessera.ir.types import TensorType, contiguous_strides, type_of
 from tessera.util.errors import InputError
 
@@ -101,7 +102,7 @@ def distribute(model: nn.Module, placements: Mapping[str, Placement], device_mes
     exchange(model, new)
     with torch.no_grad(), watch.waiting("buffers of rank 0 did not come"):
         for buffer in model.buffers():
-            came = plain(buffer).contiguous()
+            came = resolved(buffer).contiguous()
             dist.broadcast(moved(came), 0)
             if came is not buffer:
                 buffer.copy_(came)
@@ -111,7 +112,7 @@ def distribute(model: nn.Module, placements: Mapping[str, Placement], device_mes
 def distributed_parameter(p: nn.Parameter, placement: Placement, device_mesh: DeviceMesh) -> nn.Parameter:
     """A rank's part of what rank 0 holds."""
     with torch.no_grad():
-        whole = plain(p.detach()).clone(memory_format=torch.contiguous_format)
+        whole = resolved(p.detach()).clone(memory_format=torch.contiguous_format)
         with watch.waiting("weights of rank 0 did not come"):
             dist.broadcast(moved(whole), 0)
         part = as_dtensor(own_part(whole, placement, device_mesh), placement, device_mesh)

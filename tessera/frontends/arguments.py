@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tessera.ir.formula import Formula, row_major
-from tessera.ir.strides import with_strides
+from tessera.ir.strides import resolved, with_strides
 from tessera.util.errors import InputError
 
 Number = int | Formula
@@ -161,7 +161,7 @@ class Arguments:
                 raise InputError(f"{name} requires gradients, which no artifact computes; try torch.no_grad()")
             if layout is not torch.strided:
                 return x
-            plain = x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
+            plain = resolved(x)
             if plain is x and dense and x.is_contiguous():
                 return x
             steps = tuple(s.value(known) if isinstance(s, Formula) else s for s in stride)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from tessera.ir.equation import map_values
 from tessera.torch_internals import pytree
 from tessera.torch_internals.operators import OpOverload
 
@@ -38,6 +39,10 @@ class Aliased:
     def part(self, begin: int, end: int) -> Aliased:
         """Some of its steps alone."""
         return replace(self, steps=self.steps[begin:end], shared=None)
+
+    def with_places(self, places: Mapping[object, int]) -> Aliased:
+        """With places of results for the values among the arguments of its steps."""
+        return replace(self, steps=map_values(self.steps, lambda v: Result(places[v])))  # type: ignore[arg-type]
 
     def make(self, x: torch.Tensor, results: Sequence[object] = ()) -> torch.Tensor:
         steps = pytree.tree_map_only(Result, lambda r: results[r.place], self.steps) if results else self.steps

@@ -1,10 +1,16 @@
-"""Copies with other strides, and the operator that makes one where a tensor lies otherwise than a trace says."""
+"""Copies with other strides, or of what is computed as it is read; the operator that makes one where a tensor lies
+otherwise than a trace says."""
 
 from __future__ import annotations
 
 import torch
 
 from tessera.ir.equation import Special
+
+
+def resolved(x: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its memory holds what it does; a copy where it is conjugated or negated as it is read."""
+    return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
 
 
 def with_strides(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tessera.ir.aliased import Aliased
-from tessera.ir.strides import with_strides
+from tessera.ir.strides import resolved, with_strides
 from tessera.ir.types import contiguous_strides, overlaps_itself
 from tessera.runtime import batched, leaf_hooks
 from tessera.runtime.lent import lend
@@ -218,8 +218,7 @@ def laid_out(ct: torch.Tensor | None, stride: tuple[int, ...]) -> torch.Tensor |
     memory that holds what the tensor does."""
     if ct is None:
         return None
-    if ct.is_neg() or ct.is_conj():
-        ct = ct.resolve_conj().resolve_neg()
+    ct = resolved(ct)
     if ct.stride() == stride:
         return ct
     if overlaps_itself(ct.shape, stride):

@@ -87,7 +87,7 @@ class Views:
             match self.outputs[index]:
                 case int(place):
                     self.names[index] = name = f"out[{place}]"
-                    # Others are views of all that it is: of a part of it they would be made with it.
+                    # A view that is made already is shared as a whole.
                     self.held |= {shared: name for shared in self.asked if shared[0] == index}
                 case Aliased() as part:
                     self.names[index] = self.made(index, part)

@@ -69,20 +69,13 @@ class Links:
         self.views, self.count = views, len(results)
         self.numbers = [None if isinstance(x, torch.Tensor) else x for x in results] if views else []
         # Of each result and argument that views are of, what it is like.
-        self.like = {
-            place: _like(_at(place, inputs, results)) for view in views if (place := self.upon(view)) < self.count
-        }
+        self.like = {place: _like(_at(place, inputs, results)) for view in views if (place := _upon(view)) < self.count}
         self.hooks: list[dict] = []
         self.inner: list[weakref.ref[torch.Tensor]] = []
         self.backward = -1  # the one that asked last
         self.asked = False
         # What links brought in this backward, to inner results and to arguments.
         self.flows: dict[int, torch.Tensor] = {}
-
-    @staticmethod
-    def upon(view: Aliased) -> int:
-        """The place of what a view is of: arguments come before the results, from the last to the first."""
-        return view.source if view.of_output else -1 - view.source
 
     def watch(self, result: torch.Tensor, hooks: dict) -> None:
         self.hooks.append(hooks)
@@ -107,7 +100,7 @@ class Links:
         views = []
         while place >= self.count:
             views.append(view := self.views[place - self.count])
-            place = self.upon(view)
+            place = _upon(view)
         if not views:
             return place, flow
         again = torch.is_grad_enabled()
@@ -135,6 +128,11 @@ class Links:
                 if (grad := grads[-1 - place]) is not None:
                     grads[-1 - place] = _less(grad, flow)
         self.flows = {}
+
+
+def _upon(view: Aliased) -> int:
+    """The place of what a view is of: arguments come before the results, from the last to the first."""
+    return view.source if view.of_output else -1 - view.source
 
 
 def _at(place: int, inputs: Sequence[object], results: Sequence[object]) -> torch.Tensor:
@@ -197,7 +195,7 @@ def linked(
                     out[i] = result
             for i in level.views:
                 view = views[i - count]
-                out[i] = view.make(out[view.source] if view.of_output else inputs[view.source], out)
+                out[i] = view.make(_at(_upon(view), inputs, out), out)
         if graph is None:
             return out
         for i in (*results, *(i for level in levels for i in level.views)):

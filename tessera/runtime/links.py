@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tessera.frontends.captured import Captured
-from tessera.ir.aliased import Aliased, Result
-from tessera.ir.equation import NO_GRAD, Value, map_values, substitute
+from tessera.ir.aliased import Aliased
+from tessera.ir.equation import NO_GRAD, Value, substitute
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.op import stops
@@ -57,7 +57,7 @@ def links_of(captured: Captured, outputs: Sequence[int], count: int, pulled: set
 
 
 @dataclass(frozen=True)
-class View:
+class _View:
     """An output that is a view of a result, or of an argument."""
 
     value: Value
@@ -73,15 +73,14 @@ class View:
     def made(self, places: Mapping[Value, int], number: Mapping[Value, int]) -> Aliased:
         """With places of results for values, and beginning where the view above ends."""
         begin = self.alias.shared[1] if self.above is not None and self.alias.shared is not None else 0
-        part = self.alias.part(begin, len(self.alias.steps))
-        steps = map_values(part.steps, lambda v: Result(places[v]))  # type: ignore[arg-type]
+        part = self.alias.part(begin, len(self.alias.steps)).with_places(places)
         if self.above is None and not self.alias.of_output:
-            return replace(part, steps=steps)  # type: ignore[arg-type]
-        return replace(part, steps=steps, source=number[self.upon], of_output=True)  # type: ignore[arg-type]
+            return part
+        return replace(part, source=number[self.upon], of_output=True)
 
 
-def _views(captured: Captured, places: Mapping[Value, int]) -> list[View]:
-    trace, views = captured.trace, dict[Value, View]()
+def _views(captured: Captured, places: Mapping[Value, int]) -> list[_View]:
+    trace, views = captured.trace, dict[Value, _View]()
     given = {v for v, wanted in zip(trace.inputs, captured.requires_grad, strict=False) if wanted}
     given -= trace.mutations.keys()
     for i, alias in sorted(captured.aliased.items(), key=lambda item: (len(item[1].steps), item[0])):
@@ -94,14 +93,14 @@ def _views(captured: Captured, places: Mapping[Value, int]) -> list[View]:
         follows = ops and "detach" not in ops and not any(no_grad for *_, no_grad in alias.steps)
         if known and follows and isinstance(v, Value) and v not in views:
             above = None if alias.shared is None else trace.outputs[alias.shared[0]]
-            views[v] = View(v, i, alias, source, above if above in views else None)  # type: ignore[arg-type]
+            views[v] = _View(v, i, alias, source, above if above in views else None)  # type: ignore[arg-type]
     return list(views.values())
 
 
 class _Links:
     """Of what each result and view is made, if by way of nothing else that is given out."""
 
-    def __init__(self, trace: Trace, places: Mapping[Value, int], views: Sequence[View], count: int) -> None:
+    def __init__(self, trace: Trace, places: Mapping[Value, int], views: Sequence[_View], count: int) -> None:
         self.number = {**places, **{view.value: count + k for k, view in enumerate(views)}}
         self.source = {view.value: self.number.get(view.upon) for view in views}  # None: an argument
         self.root = {count + k: places.get(view.source) for k, view in enumerate(views)}
@@ -131,7 +130,7 @@ class _Links:
             behind = (behind - own).union(*(self.behind[k] for k in own))
         self.made[place] = behind
 
-    def asked(self, views: Sequence[View]) -> list[View]:
+    def asked(self, views: Sequence[_View]) -> list[_View]:
         """The views that results are made of, and what those are views of."""
         results = len(self.made) - len(views)
         asked = {k for one in self.made[:results] for k in one}

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from tessera.frontends.captured import Captured
-from tessera.ir.aliased import Aliased, Result
-from tessera.ir.equation import APART, NO_GRAD, Equation, Value, map_values, values_in
+from tessera.ir.aliased import Aliased
+from tessera.ir.equation import APART, NO_GRAD, Equation, Value, values_in
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -53,7 +53,7 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     for i, out in enumerate(captured.trace.outputs[: captured.outputs]):
         if (alias := captured.aliased.get(i)) is not None:
             source = captured.trace.outputs[alias.source] if alias.of_output else None
-            alias = replace(alias, steps=map_values(alias.steps, lambda v: Result(places[v])))  # type: ignore[arg-type]
+            alias = alias.with_places(places)
             parts.append(alias if source is None else replace(alias, source=places[source]))  # type: ignore[index]
         elif isinstance(out, Value):
             parts.append(places[out])
@@ -283,8 +283,9 @@ def backward_graph(
         taken = tuple(range(len(joint.pulled)))
         assert len(taken) + len(missing) == len(plan.pulled), "expected as many cotangents as the backward program has"
     else:
-        of = {p: [v] for p, v in zip(plan.outputs, core.outputs, strict=False) if isinstance(v, Value)}
-        if not edited:
+        if edited:
+            of = {p: [v] for p, v in zip(plan.outputs, core.outputs, strict=False) if isinstance(v, Value)}
+        else:
             core, of = as_written(captured, plan.outputs, plan.viewed, plan.results)
         outer = [of[p][0] for p, w in zip(level.results, wanted, strict=True) if w is not None]
         joint = between(core, wrt, outer, [of[p] for p in level.inner], captured.mode, again)

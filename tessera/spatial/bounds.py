@@ -165,7 +165,7 @@ def limit(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], batche
             work += batch * m * k * node.w.shape[2] * passes
             # Each factor is read once: products that share one, or repeat it over a batch, may be one product.
             factors |= {m: m.size * node.dtype.itemsize for m in (node.x.uniform(), node.w.uniform())}
-            written += node.home.size * node.home.dtype.itemsize
+            written += node.home.nbytes
     best = Bound(math.ceil(batches * work / arrays), "multiplications over all arrays")
     sram = machine.sram
     for moved, ports, what in ((sum(factors.values()), sram.read_ports, "read"), (written, sram.write_ports, "write")):

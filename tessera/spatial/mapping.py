@@ -254,7 +254,7 @@ def held_bytes(graph: Graph) -> int:
 def least_chips(graph: Graph, machine: SpatialMachine) -> str:
     """A rough answer to how many chips would do, and which type of weights."""
     weights = held_bytes(graph)
-    largest = max((n.home.size * n.home.dtype.itemsize for n in graph.nodes), default=0)
+    largest = max((n.home.nbytes for n in graph.nodes), default=0)
     per_chip = machine.sram.size * len(machine.cores())
     chips = max(2, -(-(2 * weights + 2 * largest) // per_chip))
     there = f", more than the {machine.chip_count} of {machine.key}" if chips > machine.chip_count else ""

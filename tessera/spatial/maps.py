@@ -36,6 +36,10 @@ class Home:
     def size(self) -> int:
         return self.rows * self.columns
 
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class Piece:

@@ -38,7 +38,7 @@ class Again:
     reader: Home
 
     def __str__(self) -> str:
-        return f"{self.value.name} ({_bytes(self.value):,} bytes) for {self.reader.name}"
+        return f"{self.value.name} ({self.value.nbytes:,} bytes) for {self.reader.name}"
 
 
 def recomputed(graph: Graph) -> tuple[Graph, tuple[Again, ...]]:
@@ -73,20 +73,20 @@ class _Lives:
         changes = [0] * (len(self.graph.nodes) + 1)
         for home, node in self.makers.items():
             if not isinstance(node, Constant | Scatter | Left | Leave):
-                changes[self.first[home]] += _bytes(home)
-                changes[self.last[home] + 1] -= _bytes(home)
+                changes[self.first[home]] += home.nbytes
+                changes[self.last[home] + 1] -= home.nbytes
         there = list(itertools.accumulate(changes))
         return there.index(max(there))
 
     def step(self) -> tuple[Graph, Again] | None:
         peak = self.peak()
         waiting = [h for h, reads in self.reads.items() if self.first[h] < peak < reads[-1] and peak not in reads]
-        for home in sorted(waiting, key=_bytes, reverse=True):
+        for home in sorted(waiting, key=lambda home: home.nbytes, reverse=True):
             behind = next(i for i in self.reads[home] if i > peak)
             chain = self.chain(home, behind)
             kept = {h for node in chain for m in node.maps for h in m.homes if self.last[h] < behind}
             kept -= {node.home for node in chain} | {h for h in kept if isinstance(self.makers[h], Constant)}
-            if chain and sum(map(_bytes, kept)) < _bytes(home):
+            if chain and sum(h.nbytes for h in kept) < home.nbytes:
                 return self.copied(chain, behind), Again(home, self.graph.nodes[behind].home)
         return None
 
@@ -145,7 +145,3 @@ def _moved(m: Map, new: dict[Home, Home]) -> Map:
     if not any(p.home in new for p in m.pieces):
         return m
     return Map(m.shape, tuple(replace(p, home=new.get(p.home, p.home)) if p.home else p for p in m.pieces))
-
-
-def _bytes(home: Home) -> int:
-    return home.size * home.dtype.itemsize
