@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tessera.artifact.text import read_json
+from tessera.ir.strides import resolved
 from tessera.util.errors import ArtifactError, OptionError
 from tessera.util.safetensors import CODES, NOTES, Unfit, head, place, row, split
 
@@ -35,12 +36,13 @@ class Shelf:
         if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or x.layout is not torch.strided:
             raise OptionError(f"{name}: an artifact holds plain tensors, got {type(x).__name__} ({x.layout})")
         x = x.detach()
-        key = (x.data_ptr(), x.dtype, x.shape, x.stride(), x.device) if x.numel() else (name,)
+        seen = x.dtype, x.shape, x.stride(), x.device, x.is_conj(), x.is_neg()
+        key = (x.data_ptr(), *seen) if x.numel() else (name,)
         if key not in self._names:
             base, count = name, 1
             while name in self.tensors:
                 name, count = f"{base}.{count}", count + 1
-            self.tensors[name], self._names[key] = x.resolve_conj().resolve_neg(), name
+            self.tensors[name], self._names[key] = resolved(x), name
         return self._names[key]
 
     def only(self, names: Collection[str]) -> Shelf:

@@ -502,3 +502,19 @@ def test_arguments_whose_memory_holds_something_else(tmp_path: Path) -> None:
     tessera.export(Writes(), (x,), path=tmp_path / "writes.tess")
     with pytest.raises(InputError, match="negated as it is read"):
         tessera.load(tmp_path / "writes.tess")(args[0])
+
+
+def test_weights_that_read_one_memory_in_several_ways(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            z = torch.linspace(1, 2, 4) * (1 + 2j)
+            self.register_buffer("z", z)
+            self.register_buffer("turned", z.conj())
+
+        def forward(self, x):
+            return x * self.z, x * self.turned
+
+    net, x = Net(), torch.ones(4)
+    tessera.export(net, (x,), path=tmp_path / "net.tess")
+    torch.testing.assert_close(tessera.load(tmp_path / "net.tess")(x), net(x))
