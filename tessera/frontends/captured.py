@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
@@ -63,9 +63,10 @@ def capture(
     with kept_grad_mode() as left:
         recorded = record_with(recorder, fn, fakes, names, writes_closed=close)
     record_assumptions(builder)
-    _drop_empty_histories(recorded, recorder.base_grad)
+    histories = _Histories(recorded, recorder.base_grad)
+    _drop_empty_histories(recorded, histories)
     closed = tuple(recorded.trace.constants.values()) if close else ()
-    aliased, bases = aliases(recorded, closed, builder)
+    aliased, bases = aliases(recorded, closed, builder, histories)
     placed = _placed(recorded, [*recorded.outputs, *(base.tensor for base in bases)], (*recorded.inputs, *closed))
     pairs = enumerate(zip(recorded.trace.outputs, recorded.outputs, strict=True))
     outputs = [v if i in aliased else _laid_out(builder, v, x, recorded.refs) for i, (v, x) in pairs]
@@ -84,16 +85,32 @@ def capture(
     return Captured(trace, recorded.spec, builder.mode, len(recorded.outputs), aliased, grads, after, placed=placed)
 
 
+class _Histories:
+    """The values that autograd follows, asked for where a view was made under no_grad or behind `detach`. Without grad
+    mode around the program there are none."""
+
+    def __init__(self, recorded: Recorded, grad: bool) -> None:
+        self.recorded, self.grad = recorded, grad
+
+    @cached_property
+    def values(self) -> set[Value]:
+        trace, inputs = self.recorded.trace, self.recorded.inputs
+        tensors = (*zip(trace.inputs, inputs, strict=True), *trace.constants.items())
+        return with_history(tensors, trace.equations) if self.grad else set()
+
+
 def aliases(
-    recorded: Recorded, closed: Sequence[object] = (), builder: Builder | None = None
+    recorded: Recorded,
+    closed: Sequence[object] = (),
+    builder: Builder | None = None,
+    histories: _Histories | None = None,
 ) -> tuple[dict[int, Aliased], list[Ref]]:
     """Outputs that are views of an input or of one result, and such results that are no outputs themselves. `closed`
     are tensors that become inputs after the others. With `builder`, the program may be made to give numbers too."""
     inputs = [x for x in (*recorded.inputs, *closed) if isinstance(x, torch.Tensor)]
     aliased = _input_aliases([*recorded.inputs, *closed], recorded.outputs, recorded.refs, builder)
-    bases = _shared_bases(
-        recorded.outputs, recorded.refs, aliased, {id(recorded.refs[id(x)].root) for x in inputs}, builder
-    )
+    given = {id(recorded.refs[id(x)].root) for x in inputs}
+    bases = _shared_bases(recorded.outputs, recorded.refs, aliased, given, builder, histories)
     _share(aliased, recorded)
     return aliased, bases
 
@@ -139,11 +156,13 @@ def _shared_bases(
     aliased: dict[int, Aliased],
     given: Collection[int],
     builder: Builder | None,
+    histories: _Histories | None,
 ) -> list[Ref]:
     """Note outputs that are views of one result; give results that are not outputs themselves. `given` are the ids of
     the inputs' roots: what the program itself makes of an input is left to it, unless that has a history of its own.
 
-    One view alone is a value of the program, unless it was written: its new contents have a layout of their own.
+    One view alone is a value of the program, unless it was written: its new contents have a layout of their own. Or it
+    was made under no_grad of what has a history: it requires gradients and has none, which only autograd can make.
     """
     groups: dict[int, list[int]] = {}
     climbs: dict[int, tuple[Ref, tuple[Step, ...]]] = {}
@@ -155,8 +174,10 @@ def _shared_bases(
                 groups.setdefault(id(base), []).append(position)
     extra: list[Ref] = []
     for members in groups.values():
-        base = climbs[members[0]][0]
-        if len({id(outputs[m]) for m in members}) < 2 and not base.root.version:
+        base, steps = climbs[members[0]]
+        alone = len({id(outputs[m]) for m in members}) < 2 and not base.root.version
+        cut = histories is not None and any(no_grad for *_, no_grad in steps) and base.value in histories.values
+        if alone and not cut:
             continue
         home = next((m for m in members if outputs[m] is base.tensor), None)
         climbed = {m: steps for m in members if (steps := climbs[m][1])}
@@ -257,13 +278,7 @@ def written_unseen(equations: Iterable[Equation], mutations: dict[Value, Value])
     return unseen
 
 
-def _drop_empty_histories(recorded: Recorded, grad: bool) -> None:
-    """A detached view into which nothing with a gradient was written is a view like any other; without grad mode around
-    the program, there are no gradients."""
-    own = [ref for ref in recorded.refs.values() if ref.own_history]
-    if not own:
-        return
-    tensors = (*zip(recorded.trace.inputs, recorded.inputs, strict=True), *recorded.trace.constants.items())
-    histories = with_history(tensors, recorded.trace.equations) if grad else set()
-    for ref in own:
-        ref.own_history = ref.value in histories
+def _drop_empty_histories(recorded: Recorded, histories: _Histories) -> None:
+    """A detached view into which nothing with a gradient was written is a view like any other."""
+    for ref in [ref for ref in recorded.refs.values() if ref.own_history]:
+        ref.own_history = ref.value in histories.values

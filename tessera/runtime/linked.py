@@ -93,10 +93,11 @@ class Links:
     def add(self, result: int, flow: torch.Tensor | None) -> None:
         if flow is not None:
             result, flow = self.arriving(result, flow)
+        if flow is not None:
             self.flows[result] = self.flows[result] + flow if result in self.flows else flow
 
-    def arriving(self, place: int, flow: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """Of what flows to a view, what arrives at the result that it is of."""
+    def arriving(self, place: int, flow: torch.Tensor) -> tuple[int, torch.Tensor | None]:
+        """Of what flows to a view, what arrives at the result that it is of. Past one made under no_grad, nothing."""
         views = []
         while place >= self.count:
             views.append(view := self.views[place - self.count])
@@ -109,7 +110,7 @@ class Links:
             whole = shown = torch.empty_strided(shape, strides, dtype=dtype, device=device, requires_grad=True)
             for view in reversed(views):
                 shown = view.make(shown, self.numbers)
-        return place, torch.autograd.grad(shown, whole, flow, create_graph=again)[0]
+        return place, torch.autograd.grad(shown, whole, flow, create_graph=again, allow_unused=True)[0]
 
     def take_off(self, cts: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
         """What arrives at the results without what links brought."""

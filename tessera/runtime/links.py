@@ -90,7 +90,7 @@ def _views(captured: Captured, places: Mapping[Value, int]) -> list[_View]:
             known = source in places and alias.source not in captured.placed
         else:
             known = source in given and "as_strided" not in ops  # of memory that begins elsewhere
-        follows = ops and "detach" not in ops and not any(no_grad for *_, no_grad in alias.steps)
+        follows = ops and "detach" not in ops and not alias.steps[-1][-1]  # the last one, made under no_grad: a leaf
         if known and follows and isinstance(v, Value) and v not in views:
             above = None if alias.shared is None else trace.outputs[alias.shared[0]]
             views[v] = _View(v, i, alias, source, above if above in views else None)  # type: ignore[arg-type]

@@ -52,6 +52,53 @@ def test_a_base_without_gradients(frontend: str) -> None:
             assert fast(x).requires_grad == viewed(x).requires_grad
 
 
+def made_outside_of_gradients(x):  # noqa: ANN001, ANN201
+    with torch.enable_grad():
+        rows = x.sin()
+    return rows[None]
+
+
+def made_inside_without(x):  # noqa: ANN001, ANN201
+    rows = x.sin()
+    with torch.no_grad():
+        first = rows[:1]
+    return first
+
+
+def viewed_again(x):  # noqa: ANN001, ANN201
+    rows = x.sin()
+    with torch.no_grad():
+        first = rows[:2]
+    return first[1:]
+
+
+def beside_what_is_made_of_it(x):  # noqa: ANN001, ANN201
+    rows = x.sin()
+    with torch.no_grad():
+        first = rows[:2]
+    return first, first * 2, rows.cos()
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(
+    "fn", [made_outside_of_gradients, made_inside_without, viewed_again, beside_what_is_made_of_it]
+)
+def test_one_view_alone_of_what_has_a_history(fn: Callable, grad: bool, frontend: str) -> None:
+    """Made under no_grad it is a leaf, and gradients of what is made of it end there."""
+    told = []
+    for f in (fn, tessera.jit(fn, frontend=frontend)):
+        x = torch.linspace(0, 1, 4, dtype=torch.float64).requires_grad_()
+        with torch.set_grad_enabled(grad):
+            out = f(x)
+        out = out if isinstance(out, tuple) else (out,)
+        told.append([(y.requires_grad, y.is_leaf, y.grad_fn is None) for y in out])
+        if wanted := [y for y in out if y.requires_grad]:
+            sum(y.sum() for y in wanted).backward()  # type: ignore[union-attr]
+        told[-1] += [None if y.grad is None else y.grad.tolist() for y in (x, *out) if y.is_leaf]
+    assert told[1] == told[0]
+
+
 def test_parts_of_a_size_that_changes() -> None:
     def parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x * 2, x.tensor_split(2)[1]

@@ -171,12 +171,20 @@ def a_view_without_gradients(x):
     return rows, first, first * rows[0]
 
 
+def a_view_of_a_view_without_gradients(x):
+    rows = x.sin()
+    with torch.no_grad():
+        first = rows[0]
+    some = first[1:]
+    return some, first, some.exp() * rows[0, 1:].sum(), rows
+
+
 PROGRAMS = [
     a_view_of_an_argument, views_of_arguments, one_view, without_its_base, of_both, a_view_of_a_view,
     the_inner_view_last, by_way_of_a_view_not_given, twice, several, in_a_row, expanded, at_strides, turned,
     complex_parts, written_through, written_through_a_view_of_a_view, a_view_of_a_view_of_what_was_written,
     a_detached_view_that_is_kept, written_below, both_ways_there_and_back, negated_twice, cast_and_back,
-    transposed_and_back, a_view_without_gradients,
+    transposed_and_back, a_view_without_gradients, a_view_of_a_view_without_gradients,
 ]  # fmt: skip
 
 # --- what callers do ---
