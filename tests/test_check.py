@@ -12,7 +12,7 @@ from planted import plant
 import tessera
 from tessera.executors import aten as aten_executor
 from tessera.executors.register import unregister_executor
-from tessera.ops.op import REGISTRY
+from tessera.ops.op import registry
 from tessera.tools.models import Block, GPTConfig
 
 MLP = ["tile", "aten"]
@@ -99,7 +99,7 @@ def test_inference_graph_breaks_and_written_arguments():
 
 
 def test_a_wrong_vjp_rule_is_named(monkeypatch):
-    monkeypatch.setattr(REGISTRY["aten.sin"], "vjp", lambda ct, y, x: (ct * y,))
+    monkeypatch.setattr(registry()["aten.sin"], "vjp", lambda ct, y, x: (ct * y,))
     report = tessera.check(tangled, args())
     (fault,) = report.faults
     assert not report.ok and fault.operator == "aten.sin" and fault.stage == "vjp"
@@ -117,7 +117,7 @@ def test_a_users_operator_with_a_wrong_derivative_is_named():
         assert tessera.check(lambda x: square(x).sum(), args()).ok
         report = tessera.check(lambda x: square(cube(x)).sum(), args())
     finally:
-        del REGISTRY["tessera_user.planted_cube"], REGISTRY["tessera_user.right_square"]
+        del registry()["tessera_user.planted_cube"], registry()["tessera_user.right_square"]
     (fault,) = report.faults
     assert fault.operator == "tessera_user.planted_cube" and "finite differences" in fault.detail
 

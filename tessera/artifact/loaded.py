@@ -25,6 +25,7 @@ from tessera.artifact.container import Container
 from tessera.artifact.read import Program, around, read_program
 from tessera.artifact.regions import Kernels
 from tessera.artifact.structure import check_structure, unflatten
+from tessera.artifact.upload import uploaded
 from tessera.ir.serial_check import is_name
 from tessera.ir.types import TensorType
 from tessera.runtime.buckets import Buckets, bucketed
@@ -147,7 +148,7 @@ class _Loading:
         self.may_compile = compile_
         self.tensors, self.mapped = weights_of(container, verify)
         if self.device.type != "cpu":
-            self.tensors = {name: x.to(self.device) for name, x in self.tensors.items()}
+            self.tensors = uploaded(self.tensors, self.device)
         self.notes: list[str] = []
 
     def loaded(self) -> Loaded:

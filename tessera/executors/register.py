@@ -26,7 +26,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import ACTIVE, Arg, Equation, map_values, values_in
 from tessera.ir.record import record
 from tessera.ops import op as ops
-from tessera.ops.op import REGISTRY, Rules, declare, keep_whole
+from tessera.ops.op import Rules, declare, keep_whole, registry
 from tessera.torch_internals import pytree
 from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 from tessera.util.errors import OptionError, RuleError
@@ -67,7 +67,7 @@ def register_operator(
     qualified = name if "::" in name else f"{NAMESPACE}::{name}"
     namespace, short = qualified.split("::")
     declared = f"{namespace}.{short}"
-    if declared in REGISTRY:
+    if declared in registry():
         raise OptionError(f"an operator called {qualified} is registered already")
     operator = torch.library.custom_op(qualified, fn, mutates_args=(), schema=schema_text(fn))
     operator.register_fake(_fake_rule(qualified, fn, fake, like))
@@ -256,10 +256,10 @@ def register_executor(
     register(OperatorExecutor(name, claim, operators=operators), always=True, priority=priority, before=before)
     _replaced[name] = {}
     for key, rule in (vjp or {}).items():
-        _replaced[name][key] = REGISTRY.get(key)
-        base = REGISTRY.get(key) or Rules(key, "user")
+        _replaced[name][key] = registry().get(key)
+        base = registry().get(key) or Rules(key, "user")
         # whole: capture must hand the operator over in one piece for the executor to see it
-        REGISTRY[key] = dataclasses.replace(
+        registry()[key] = dataclasses.replace(
             base, vjp=_traced(rule, "vjp"), forward=None, zero=False, whole=True, where=_place(rule)
         )
     _forget_found_rules()
@@ -270,9 +270,9 @@ def unregister_executor(name: str) -> None:
     unregister(name)
     for key, before in _replaced.pop(name, {}).items():
         if before is None:
-            del REGISTRY[key]
+            del registry()[key]
         else:
-            REGISTRY[key] = before
+            registry()[key] = before
     _forget_found_rules()
 
 

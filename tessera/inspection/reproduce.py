@@ -26,7 +26,7 @@ from tessera.ir.types import ScalarType, TensorType, size_hint
 from tessera.just_in_time.api import jit
 from tessera.just_in_time.backend import Backend
 from tessera.just_in_time.compiled import Compiled, compiled_state
-from tessera.ops.op import REGISTRY
+from tessera.ops.op import registry
 from tessera.pipeline.compilation import Failure
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.transforms.fp8_recipe import FP8 as FP8  # for the scripts
@@ -196,7 +196,7 @@ def _foreign(case: Case) -> list[tuple[str, str]]:
     for eqn in case.trace.equations:
         if isinstance(eqn.op, OpOverload) and eqn.op.namespace not in ("aten", "prims", "tessera"):
             name = f"{eqn.op.namespace}.{op_name(eqn.op)}"
-            operators[name] = REGISTRY[name].where if name in REGISTRY else "another library"
+            operators[name] = registry()[name].where if name in registry() else "another library"
     return list(operators.items())
 
 

@@ -20,7 +20,7 @@ from tessera.ir.mode import mode_of
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.ops.op import REGISTRY, differentiates, rules
+from tessera.ops.op import differentiates, registry, rules
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.transforms.vjp import vjp
 from tessera.util.errors import TesseraError
@@ -177,7 +177,7 @@ def _name(eqn: Equation) -> str:
 
 def _where(eqn: Equation) -> str:
     """Where the rule stands; a rule that replaced the declared one says so by its own line."""
-    declaration = differentiates(eqn) or REGISTRY.get(_name(eqn))
+    declaration = differentiates(eqn) or registry().get(_name(eqn))
     if declaration is None:
         return "PyTorch's own formula, traced"
     rule = declaration.vjp or declaration.forward

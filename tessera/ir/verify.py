@@ -19,9 +19,9 @@ from tessera.ir.mesh import Mesh
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type, size_key
+from tessera.torch_internals import shapes
 from tessera.torch_internals.fake import DataDependentOutputException, FakeTensorMode
 from tessera.torch_internals.operators import aten_name
-from tessera.torch_internals.shapes import GuardOnDataDependentSymNode
 from tessera.util.errors import VerifyError
 from tessera.util.names import names
 
@@ -129,7 +129,7 @@ class _Verifier:
     def check_types(self, eqn: Equation, mode: FakeTensorMode) -> None:
         try:
             inferred = fake.infer(eqn.op, eqn.args, eqn.kwargs, mode)
-        except (GuardOnDataDependentSymNode, DataDependentOutputException):  # what only the run knows: nothing to say
+        except (shapes.GuardOnDataDependentSymNode, DataDependentOutputException):  # the run knows
             return
         except Exception as error:
             self.fail(f"{eqn.op} does not take these arguments ({type(error).__name__}: {error})")

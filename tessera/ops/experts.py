@@ -133,19 +133,20 @@ def _pull(
     return every.view(*choice.shape, -1).sum(1), d_weights.view(choice.shape), d_up, d_down, d_gate
 
 
-_operator = torch.library.custom_op("tessera::experts", _run, mutates_args=(), schema=f"({SCHEMA}) -> Tensor")
-_operator.register_fake(lambda tokens, *rest: tokens.new_empty(tokens.shape))
-
-_backward = torch.library.custom_op(
-    "tessera::experts_backward", _pull, mutates_args=(),
-    schema=f"(Tensor ct, {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)  # fmt: skip
+library = torch.library.Library("tessera", "FRAGMENT")
+library.define(f"experts({SCHEMA}) -> Tensor")
+library.define(f"experts_backward(Tensor ct, {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+library.impl("experts", _run, "CompositeExplicitAutograd")
+library.impl("experts_backward", _pull, "CompositeExplicitAutograd")
 
 
-@_backward.register_fake
 def _types(ct, tokens, choice, weights, up, down, gate, activation, most):  # noqa: ANN001, ANN202
     like = [tokens, weights, up, down, up.new_empty(0) if gate is None else gate]
     return tuple(x.new_empty(x.shape) for x in like)
+
+
+torch.library.register_fake("tessera::experts", lambda tokens, *rest: tokens.new_empty(tokens.shape), lib=library)
+torch.library.register_fake("tessera::experts_backward", _types, lib=library)
 
 
 def _remember(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
@@ -159,7 +160,7 @@ def _eager_backward(ctx, ct: Tensor) -> tuple:  # noqa: ANN001
     return tokens, None, weights, up, down, None if given[-1] is None else gate, None, None
 
 
-_operator.register_autograd(_eager_backward, setup_context=_remember)
+torch.library.register_autograd("tessera::experts", _eager_backward, setup_context=_remember, lib=library)
 
 
 def _eager_second(ctx, *cts: Tensor | None) -> tuple:  # noqa: ANN001
@@ -176,7 +177,7 @@ def _eager_second(ctx, *cts: Tensor | None) -> tuple:  # noqa: ANN001
     return d_ct, d_tokens, None, *d_rest, *[None] * (3 + len(rest) - len(d_rest) - 1)
 
 
-_backward.register_autograd(_eager_second, setup_context=_remember)
+torch.library.register_autograd("tessera::experts_backward", _eager_second, setup_context=_remember, lib=library)
 
 run_experts = torch.ops.tessera.experts.default
 pull_experts = torch.ops.tessera.experts_backward.default

@@ -26,17 +26,21 @@ from tessera.ops.custom import is_float
 from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
 from tessera.ops.twins import is_unwritten, is_users, twins
+from tessera.torch_internals import shapes
 from tessera.torch_internals.fake import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
-from tessera.torch_internals.shapes import GuardOnDataDependentSymNode
 from tessera.util.errors import DerivativeError, RuleError
 
 _memory: dict[tuple, object] = {}
-DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+def data_dependent() -> tuple[type[Exception], ...]:
+    """What a formula ends in that asks for what only the run knows. One stands on SymPy, which is not loaded for it."""
+    return DataDependentOutputException, DynamicOutputShapeException, shapes.GuardOnDataDependentSymNode
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def vjp_formula(
         try:
             if not is_opaque(eqn):
                 return _attempt(eqn, make, again)
-        except DATA_DEPENDENT:
+        except data_dependent():
             pass  # the formula looks at data: it runs as one equation, whose own derivative is another such
         active = tuple(v.is_differentiable for v in eqn.results())
         return Formula(opaque_vjp(eqn, values, mask, mode), len(active), 1, active)
@@ -308,7 +312,7 @@ def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula
     for twin in (*twins(eqn), eqn) if again and eqn.op in _NOTED else (eqn, *twins(eqn)):
         try:
             return make(twin, frozenset())
-        except DATA_DEPENDENT:  # a formula that looks at data; what computes the same may differentiate otherwise
+        except data_dependent():  # a formula that looks at data; what computes the same may differentiate otherwise
             raise
         except (RuntimeError, NotImplementedError) as error:
             failure = failure or error

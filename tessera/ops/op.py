@@ -21,7 +21,9 @@ For several results `ct`, `y` and what jvp and batch give are lists, with None w
 
 from __future__ import annotations
 
+import importlib
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -55,16 +57,33 @@ class Rules:
     where: str = ""  # file and line of the declaration
 
 
-REGISTRY: dict[str, Rules] = {}
+_REGISTRY: dict[str, Rules] = {}
+_importing = threading.RLock()
+_state = {"begun": False, "whole": False}
+
+
+def registry() -> dict[str, Rules]:
+    """All that is declared. The files that declare are imported when somebody first asks: a program of an artifact
+    imports the operators that it calls, and has no use for the others."""
+    if not _state["whole"]:
+        with _importing:
+            if not _state["begun"]:  # they may ask, too
+                _state["begun"] = True
+                try:
+                    importlib.import_module("tessera.ops.every")
+                    _state["whole"] = True
+                finally:
+                    _state["begun"] = _state["whole"]
+    return _REGISTRY
 
 
 def declare(name: str, family: str, **rules: object) -> Rules:
     """Register the rules of an operator. A second declaration of one name is an error."""
-    if name in REGISTRY:
-        raise OptionError(f"operator {name} is declared twice, in families {REGISTRY[name].family} and {family}")
+    if name in _REGISTRY:
+        raise OptionError(f"operator {name} is declared twice, in families {_REGISTRY[name].family} and {family}")
     rules.setdefault("where", _declared_at())
     declared = Rules(name, family, **rules)  # type: ignore[arg-type]
-    REGISTRY[name] = declared
+    _REGISTRY[name] = declared
     return declared
 
 
@@ -83,9 +102,9 @@ def amend(name: str, kind: str) -> Callable[[Rule], Rule]:
     """Decorator that gives a declared operator one more rule: `@amend("aten.conv2d", "vjp")`."""
 
     def add(rule: Rule) -> Rule:
-        if name not in REGISTRY:
+        if name not in _REGISTRY:
             raise OptionError(f"operator {name} has no declaration to amend")
-        setattr(REGISTRY[name], kind, rule)
+        setattr(_REGISTRY[name], kind, rule)
         return rule
 
     return add
@@ -96,15 +115,16 @@ _found: dict[Operator, Rules | None] = {}
 
 def rules(op: Operator) -> Rules | None:
     """What is declared about an operator, if anything."""
-    if op not in _found or len(REGISTRY) != _found_at[0]:
-        if len(REGISTRY) != _found_at[0]:
+    known = registry()
+    if op not in _found or len(known) != _found_at[0]:
+        if len(known) != _found_at[0]:
             _found.clear()
-            _found_at[0] = len(REGISTRY)
+            _found_at[0] = len(known)
         if isinstance(op, Special):
-            _found[op] = REGISTRY.get(f"{op.namespace}.{op.name}")
+            _found[op] = known.get(f"{op.namespace}.{op.name}")
         else:
             packet = f"{op.namespace}.{op_name(op)}"
-            _found[op] = REGISTRY.get(f"{packet}.{overload_name(op)}") or REGISTRY.get(packet)
+            _found[op] = known.get(f"{packet}.{overload_name(op)}") or known.get(packet)
     return _found[op]
 
 

@@ -44,10 +44,10 @@ def _empty(seed: Tensor, size: Sequence[Size], *, dtype: torch.dtype) -> Tensor:
     return seed.new_empty(list(size), dtype=dtype)
 
 
-_operator = torch.library.custom_op(
-    "tessera::uniform", _draw, mutates_args=(), schema="(Tensor seed, SymInt[] size, *, ScalarType dtype) -> Tensor"
-)
-_operator.register_fake(_empty)
+library = torch.library.Library("tessera", "FRAGMENT")
+library.define("uniform(Tensor seed, SymInt[] size, *, ScalarType dtype) -> Tensor")
+library.impl("uniform", _draw, "CompositeExplicitAutograd")
+torch.library.register_fake("tessera::uniform", _empty, lib=library)
 uniform = torch.ops.tessera.uniform.default
 
 declare("tessera.uniform", "computed random", zero=True, cost=per_element(COST))

@@ -31,11 +31,18 @@ def _draw_part(
     return (words >> (32 - BITS[dtype])).to(dtype) * 2.0 ** -BITS[dtype]
 
 
-_part = torch.library.custom_op(
-    "tessera::uniform_part", _draw_part, mutates_args=(),
-    schema="(Tensor seed, SymInt[] size, SymInt[] whole, Tensor?[] starts, *, ScalarType dtype) -> Tensor",
-)  # fmt: skip
-_part.register_fake(lambda seed, size, whole, starts, *, dtype: seed.new_empty(list(size), dtype=dtype))
+def _empty(
+    seed: Tensor, size: Sequence[Size], whole: Sequence[Size], starts: Sequence[Tensor | None], *, dtype: torch.dtype
+) -> Tensor:
+    return seed.new_empty(list(size), dtype=dtype)
+
+
+library = torch.library.Library("tessera", "FRAGMENT")
+library.define(
+    "uniform_part(Tensor seed, SymInt[] size, SymInt[] whole, Tensor?[] starts, *, ScalarType dtype) -> Tensor"
+)
+library.impl("uniform_part", _draw_part, "CompositeExplicitAutograd")
+torch.library.register_fake("tessera::uniform_part", _empty, lib=library)
 uniform_part = torch.ops.tessera.uniform_part.default
 
 declare("tessera.uniform_part", "computed random", zero=True, cost=per_element(COST))

@@ -30,20 +30,21 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.cat(parts)[: len(rows)].view(*x.shape[:-1], len(weight))
 
 
-_operator = torch.library.custom_op(
-    "tessera::invariant_linear", _linear, mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
-)
-
-
 @functools.cache
 def _kernel() -> Callable:
     """Triton is imported only where a GPU is."""
     return importlib.import_module("tessera.serve.invariant_kernels").linear
 
 
-_operator.register_kernel("cuda", lambda *args: _kernel()(*args))
-_operator.register_fake(lambda x, weight, bias: x.new_empty(*x.shape[:-1], weight.shape[0]))
+def _empty(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
+
+library = torch.library.Library("tessera", "FRAGMENT")
+library.define("invariant_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+library.impl("invariant_linear", _linear, "CompositeExplicitAutograd")
+library.impl("invariant_linear", lambda *args: _kernel()(*args), "CUDA")
+torch.library.register_fake("tessera::invariant_linear", _empty, lib=library)
 invariant_linear = torch.ops.tessera.invariant_linear
 
 

@@ -79,18 +79,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap
     return (weights @ v).squeeze(0).transpose(0, 1)
 
 
-_writer = torch.library.custom_op(
-    "tessera::paged_write", _write, mutates_args=("pool",), schema="(Tensor(a!) pool, Tensor new, Tensor slots) -> ()"
-)
-_writer.register_fake(lambda pool, new, slots: None)
-
-_attender = torch.library.custom_op(
-    "tessera::paged_attention", _attention, mutates_args=(),
-    schema="(Tensor q, Tensor keys, Tensor values, Tensor tables, Tensor starts, Tensor positions, float scale, "
-    "int window, float softcap, bool single) -> Tensor",
-)  # fmt: skip
-
-
 @functools.cache
 def _kernel(single: bool) -> Callable:
     """Triton is imported only where a GPU is."""
@@ -99,8 +87,21 @@ def _kernel(single: bool) -> Callable:
     return importlib.import_module("tessera.serve.paged_kernels").paged_attention
 
 
-_attender.register_kernel("cuda", lambda *args: _kernel(args[-1])(*args[:-1]))
-_attender.register_fake(lambda q, keys, values, *rest: q.new_empty(q.shape[0], q.shape[1], values.shape[3]))
+def _empty(q: Tensor, keys: Tensor, values: Tensor, *rest: object) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[1], values.shape[3])
+
+
+library = torch.library.Library("tessera", "FRAGMENT")
+library.define("paged_write(Tensor(a!) pool, Tensor new, Tensor slots) -> ()")
+library.define(
+    "paged_attention(Tensor q, Tensor keys, Tensor values, Tensor tables, Tensor starts, Tensor positions, "
+    "float scale, int window, float softcap, bool single) -> Tensor"
+)
+library.impl("paged_write", _write, "CompositeExplicitAutograd")
+library.impl("paged_attention", _attention, "CompositeExplicitAutograd")
+library.impl("paged_attention", lambda *args: _kernel(args[-1])(*args[:-1]), "CUDA")
+torch.library.register_fake("tessera::paged_write", lambda pool, new, slots: None, lib=library)
+torch.library.register_fake("tessera::paged_attention", _empty, lib=library)
 
 paged_write = torch.ops.tessera.paged_write
 paged_attention = torch.ops.tessera.paged_attention

@@ -23,7 +23,7 @@ from tessera.ir.serial import NAMESPACES, VERSION, Place, Writer, content
 from tessera.ir.serial_size import Sizes
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType
-from tessera.ops.op import REGISTRY
+from tessera.ops.op import registry
 from tessera.store.environment import environment
 from tessera.store.layout import write_aliased
 from tessera.torch_internals.operators import aten_name
@@ -121,7 +121,7 @@ def check_executors(executors: Sequence[str | Executor]) -> None:
 def _check_operators(trace: Trace) -> None:
     for eqn in _equations(trace):
         name = f"{getattr(eqn.op, 'namespace', '')}.{aten_name(eqn.op)}"
-        if name in REGISTRY and REGISTRY[name].family == "user":
+        if name in registry() and registry()[name].family == "user":
             raise Unserial(f"the operator {name} is a user's")
 
 

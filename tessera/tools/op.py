@@ -16,7 +16,7 @@ import torch
 from rich.table import Table
 
 from tessera.ops.matrix import derivative
-from tessera.ops.op import REGISTRY, Rules, rules
+from tessera.ops.op import Rules, registry, rules
 from tessera.passes.decompose.apply import TORCH
 from tessera.passes.decompose.nn import DECOMPOSITIONS
 from tessera.tile.from_trace.lower.rule import rule_of
@@ -84,7 +84,7 @@ def overloads(name: str) -> list[OpOverload]:
 
 
 def _namespaces() -> set[str]:
-    return {name.split(".")[0] for name in REGISTRY} | {"prims"}
+    return {name.split(".")[0] for name in registry()} | {"prims"}
 
 
 def _packet(namespace: str, name: str) -> OpOverloadPacket | None:
@@ -93,7 +93,7 @@ def _packet(namespace: str, name: str) -> OpOverloadPacket | None:
 
 
 def _nearest(name: str) -> str:
-    known = {".".join(key.split(".")[:2]) for key in REGISTRY}
+    known = {".".join(key.split(".")[:2]) for key in registry()}
     known |= {k.split("::")[0] + "." + k.split("::")[1].split(".")[0] for k in all_operator_names()}
     close = difflib.get_close_matches(name, sorted(known), n=5, cutoff=0.6)
     return f"nearest: {', '.join(close)}" if close else "docs/operators.md lists those with rules of ours"

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import tessera
 from tessera.inspection.examples import example
-from tessera.ops.op import REGISTRY
+from tessera.ops.op import registry
 from tessera.tools.models import Block, GPTConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -51,7 +51,7 @@ def test_dropout_draws_the_same_numbers_and_the_generator_is_put_back():
 
 
 def test_a_wrong_rule_is_named_and_reproduced(monkeypatch, tmp_path):
-    monkeypatch.setattr(REGISTRY["aten.sin"], "vjp", lambda ct, y, x: (ct * y,))
+    monkeypatch.setattr(registry()["aten.sin"], "vjp", lambda ct, y, x: (ct * y,))
     report = tessera.check(lambda x: (x.sin() * x).sum(), torch.randn(64, 64, device="cuda", requires_grad=True))
     assert report.faults[0].operator == "aten.sin"
     path = tessera.reproduce(report, str(tmp_path / "repro.py"))

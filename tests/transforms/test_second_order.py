@@ -21,7 +21,7 @@ from tessera.util.config import override
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from samples import TABLE, Sample  # noqa: E402
 
-from tessera.ops.op import REGISTRY  # noqa: E402
+from tessera.ops.op import registry  # noqa: E402
 
 Tensors = tuple[torch.Tensor, ...]
 _draw = torch.Generator().manual_seed(3)
@@ -191,7 +191,7 @@ def smooth(sample: Sample) -> bool:
 LINEAR = {"view", "shape", "copy", "constructor", "index", "step", "predicate", "random"}
 RULED = [
     name
-    for name, found in REGISTRY.items()
+    for name, found in registry().items()
     if found.jvp is not None and found.family not in LINEAR and any(map(smooth, TABLE.get(name, ())))
 ]
 
