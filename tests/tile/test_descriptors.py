@@ -86,8 +86,9 @@ class Kernel:
         active = SimpleNamespace(get_current_stream=lambda number: STREAM, utils=device.utilities)
         monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
         monkeypatch.setattr(driver, "PyKernelArg", lambda **what: "", raising=False)
-        compiled_c = SimpleNamespace(launch=device.launch)
-        monkeypatch.setattr(driver, "compile_module_from_src", lambda **what: compiled_c, raising=False)
+        monkeypatch.setattr(driver, "library_dirs", lambda: [])  # Triton 3.6 compiles a launcher for every kernel
+        in_c = SimpleNamespace(launch=device.launch)
+        monkeypatch.setattr(driver, "compile_module_from_src", lambda **what: in_c, raising=False)
         monkeypatch.setattr(direct, "current_device", lambda: -1)
         monkeypatch.setattr(torch.cuda, "device", lambda number: contextlib.nullcontext())
         self.ready = SimpleNamespace(
