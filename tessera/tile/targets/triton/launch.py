@@ -228,7 +228,7 @@ class Launcher:
             self._needs[sizes] = Needs(
                 self.needs_loop(values),
                 needs_wide(self.kernel, values),
-                bool(self._bulks) and all(b.aligned(values) for b in self._bulks),
+                bool(self._bulks) and all(b.fits(values) for b in self._bulks),
                 layout(self.kernel, self.schedule).programs.evaluate(values.__getitem__, int),
             )
         return self._needs[sizes]
