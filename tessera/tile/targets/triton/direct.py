@@ -64,7 +64,7 @@ class Direct:
 
 def through_tensors(
     compiled, device: int, programs: int, arguments: Callable[..., tuple]
-) -> Callable[[Sequence[torch.Tensor], tuple[int, ...]], None] | None:
+) -> Callable[..., None] | None:
     """A call of Triton's own launcher, without binding and specialising the arguments again."""
     from triton import knobs
     from triton.runtime import driver
