@@ -81,7 +81,7 @@ class Kernel:
         import triton
         from triton.backends.nvidia import driver
 
-        self.device, self.launcher = device, Launcher(case.kernel, SCHEDULE)
+        self.patch, self.device, self.launcher = monkeypatch, device, Launcher(case.kernel, SCHEDULE)
         self.compiled: Any = compile_for(case.kernel, SCHEDULE, 90)
         active = SimpleNamespace(get_current_stream=lambda number: STREAM, utils=device.utilities)
         monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
@@ -192,6 +192,10 @@ def test_an_address_that_is_not_aligned_is_none_of_a_descriptor(
     assert not device.launched
 
 
+def _newer(kernel: Kernel) -> None:
+    kernel.patch.setattr("triton.__version__", "3.60.0")
+
+
 def _no_metadata(kernel: Kernel) -> None:
     kernel.ready.metadata = SimpleNamespace()
 
@@ -210,7 +214,22 @@ def _another_wrapper(kernel: Kernel) -> None:
     kernel.ready.run.launch = lambda *args: launch(*args)
 
 
-@pytest.mark.parametrize("change", [_no_metadata, _fewer, _another_launcher, _another_wrapper])
+def _another_descriptor(kernel: Kernel) -> None:
+    variant = kernel.launcher.variant(False, False, True)
+    plain = variant.descriptors
+    closed = type("Closed", (), {"__slots__": ("base",)})
+
+    def described(*arguments: object) -> tuple:
+        made = plain(*arguments)
+        return made if isinstance(arguments[0], Address) else tuple(closed() for _ in made)
+
+    variant.__dict__["descriptors"] = described
+
+
+CHANGES = [_newer, _no_metadata, _fewer, _another_launcher, _another_wrapper, _another_descriptor]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_another_triton_is_launched_the_general_way(
     monkeypatch: pytest.MonkeyPatch, device: Device, change: Callable[[Kernel], None]
 ) -> None:

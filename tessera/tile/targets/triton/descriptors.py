@@ -3,19 +3,19 @@
 Triton takes every descriptor apart at every launch: a tensor map that the driver encodes, then sizes and strides as
 numbers. These follow from the matrix's address and its geometry (sizes, strides, block, type, how blocks lie in shared
 memory) alone, so they are kept by both and hold for whatever memory lies there. Triton's own functions take descriptors
-apart, in Triton 3.6 to 3.9; `prepared` gives None where it does not find what it knows.
+apart; `prepared` gives None where this is another Triton than we know, or something in it is not what we know.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
+KNOWN = ("3.6.", "3.7.", "3.8.", "3.9.")  # versions of Triton
 MOST = 4096  # descriptors that a kernel keeps
 
 
@@ -73,8 +73,11 @@ def prepared(
     kept: Kept,
 ) -> Short | None:
     """`make` gives the descriptors of buffers and sizes. What is made here is compared with what Triton would make."""
+    import triton
     from triton.backends.nvidia import driver
 
+    if not triton.__version__.startswith(KNOWN):
+        return None
     run = compiled.run  # type: ignore[attr-defined]
     metas = getattr(compiled.metadata, "tensordesc_meta", None)  # type: ignore[attr-defined]
     signature = compiled.src.signature  # type: ignore[attr-defined]
@@ -84,7 +87,7 @@ def prepared(
         return None
     buffers = [Matrix(i, a, d) for i, (a, d) in enumerate(zip(addresses, dtypes, strict=True))]
     descriptors = make(*buffers, *sizes)
-    if len(descriptors) != len(types):
+    if len(descriptors) != len(types) or not all(hasattr(d, "__dict__") for d in descriptors):
         return None
     described = tuple(
         _described(d, (device, text, repr(meta)), _apart({0: text}, [meta]), kept)
@@ -100,16 +103,18 @@ def prepared(
 
 
 def _described(descriptor, compiled_as: tuple, apart: Callable[..., Sequence], kept: Kept) -> Described:
-    others = [f.name for f in dataclasses.fields(descriptor) if f.name != "base"]
-    known = kept.of((*compiled_as, *(repr(getattr(descriptor, name)) for name in others)))
-    number, dtype = descriptor.base.number, descriptor.base.dtype
+    kind, matrix = type(descriptor), descriptor.base
+    geometry = {name: value for name, value in vars(descriptor).items() if name != "base"}
+    known = kept.of((*compiled_as, repr(geometry)))
 
     def make(address: int) -> tuple:
-        parts = tuple(apart(dataclasses.replace(descriptor, base=Matrix(number, address, dtype))))
+        moved = object.__new__(kind)  # what its class asks of a geometry has been asked
+        moved.__dict__ = {**geometry, "base": Matrix(matrix.number, address, matrix.dtype)}
+        parts = tuple(apart(moved))
         kept.add(known, address, parts)
         return parts
 
-    return Described(number, known, make)
+    return Described(matrix.number, known, make)
 
 
 def _apart(signature: dict, metas: list) -> Callable[..., Sequence]:
