@@ -24,7 +24,7 @@ from kernels import Case
 from on_h200 import TRITON as TARGET
 from on_h200 import propose
 
-from tessera.tile.dialect.build import KernelBuilder, f32, f64, i1, i64
+from tessera.tile.dialect.build import KernelBuilder, bf16, f32, f64, i1, i64
 from tessera.tile.dialect.functions import FUNCTIONS
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
@@ -346,6 +346,22 @@ def _check_empty() -> None:
     out = [torch.zeros(0), torch.ones(1), torch.ones(1)]
     TARGET.compile(rows.kernel, Schedule((("r", 128),), loop=True))(out, [0])
     assert out[1].isnan().all() and (out[2] == float("-inf")).all()
+    sides = (("i", 16), ("j", 64), ("r", 16))
+    product = TARGET.compile(_across(), Schedule(sides, loop=True, persistent=True, extra=(("bulk", True),)))
+    for depth in (32, 0):
+        x, w = kernels.rand(depth, 64, dtype=torch.bfloat16), kernels.rand(depth, 64, dtype=torch.bfloat16)
+        y = torch.ones(64, 64)
+        product([x, w, y], [depth])
+        torch.testing.assert_close(y, x.float().t() @ w.float(), atol=1e-3, rtol=1e-3)
+
+
+def _across() -> KernelOp:
+    """x.t() @ w: no stride is a multiple of the depth."""
+    k = KernelBuilder("across", ["p"])
+    i, j, r = k.axis("i", 64), k.axis("j", 64), k.axis("r", "p", reduce=True)
+    bx, bw, by = k.buffer(bf16), k.buffer(bf16), k.buffer(f32)
+    k.store(k.contract(k.load(bx, r * 64 + i), k.load(bw, r * 64 + j), "r"), by, i * 64 + j)
+    return k.finish()
 
 
 if __name__ == "__main__":

@@ -42,11 +42,12 @@ class Bulk:
         first, second = (d for d in self.dims if d.tensor)
         return first, second
 
-    def aligned(self, values: Mapping[str, int]) -> bool:
-        """Whether the strides are ones that bulk copies take, at these sizes."""
+    def fits(self, values: Mapping[str, int]) -> bool:
+        """Whether bulk copies take the matrix at these sizes: it has elements, and its strides are aligned."""
         item = torch_dtype(element_of(self.buffer)).itemsize
+        sizes = [r.size.evaluate(values.__getitem__, int) for r in self.runs]
         strides = [s.evaluate(values.__getitem__, int) * item for s in self.strides[:-1]]
-        return all(n > 0 and n % ALIGNED == 0 for n in strides)
+        return all(n > 0 for n in sizes) and all(n > 0 and n % ALIGNED == 0 for n in strides)
 
     def text(self, buffer: str, size: Callable[[Index], str]) -> str:
         """What makes the descriptor of a tensor."""

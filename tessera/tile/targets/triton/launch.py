@@ -27,7 +27,8 @@ from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.pair import Pair, read_scratch
 from tessera.tile.targets.triton import ahead, direct, shim
 from tessera.tile.targets.triton.bulk import Bulk
-from tessera.tile.targets.triton.direct import Alignment, Direct, alignment
+from tessera.tile.targets.triton.descriptors import Kept, prepared
+from tessera.tile.targets.triton.direct import Alignment, Direct, alignment, through_tensors
 from tessera.tile.targets.triton.emit import Options
 from tessera.tile.targets.triton.halves import halves, in_two, schedules
 from tessera.tile.targets.triton.layout import layout, needs_wide
@@ -118,6 +119,7 @@ class Launcher:
         self._plans: dict[tuple[int, ...], tuple[Variant, int]] = {}
         self._ready: dict[tuple[int, tuple[int, ...], Alignment], Callable[..., None]] = {}
         self._direct: dict[tuple[int, tuple[int, ...], Alignment], Direct] = {}
+        self._descriptors = Kept()
         self._compiling: Future | None = None
 
     @functools.cached_property
@@ -226,7 +228,7 @@ class Launcher:
             self._needs[sizes] = Needs(
                 self.needs_loop(values),
                 needs_wide(self.kernel, values),
-                bool(self._bulks) and all(b.aligned(values) for b in self._bulks),
+                bool(self._bulks) and all(b.fits(values) for b in self._bulks),
                 layout(self.kernel, self.schedule).programs.evaluate(values.__getitem__, int),
             )
         return self._needs[sizes]
@@ -270,8 +272,8 @@ class Launcher:
             if hasattr(compiled, "result"):  # compiled in the background
                 compiled = compiled.result()
             try:
-                launch = _launch(compiled, device, programs, variant.arguments)
-                known = None if launch is None or variant.bulk else Direct(compiled, device, programs, sizes)
+                launch = through_tensors(compiled, device, programs, variant.arguments)
+                known = None if launch is None else self._short(compiled, device, variant, programs, tensors, sizes)
             except OutOfResources:  # fewer copies ahead need less shared memory
                 if variant.stages <= 1:
                     raise
@@ -285,36 +287,19 @@ class Launcher:
         if len(self._ready) >= REMEMBERED:
             self._ready.clear()
             self._direct.clear()
+            self._descriptors = Kept()
         key = (device, sizes, alignment([t.data_ptr() for t in tensors]))
         self._ready[key] = launch
         if known is not None:
             self._direct[key] = known
         return launch
 
-
-def _launch(compiled, device: int, programs: int, arguments: Callable[..., tuple]) -> Callable[..., None] | None:
-    """A call of Triton's own launcher, without binding and specialising the arguments again."""
-    from triton import knobs
-    from triton.runtime import driver
-
-    try:
-        run = compiled.run  # loads the binary, so that `function` is known
-        function, metadata, stream_of = compiled.function, compiled.packed_metadata, driver.active.get_current_stream
-    except AttributeError:  # another Triton than we know
-        return None
-    current = torch.cuda.current_device
-
-    def launch(tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> None:
-        if current() != device:
-            with torch.cuda.device(device):
-                launch(tensors, sizes)
-        elif getattr(knobs.runtime.launch_enter_hook, "calls", None):  # a profiler listens
-            compiled[(programs, 1, 1)](*arguments(tensors, sizes))
-        else:
-            values = arguments(tensors, sizes)
-            run(programs, 1, 1, stream_of(device), function, metadata, None, None, None, *values)
-
-    return launch
+    def _short(self, compiled, device: int, variant: Variant, programs: int, tensors, sizes) -> Direct | None:
+        if not variant.bulk:
+            return Direct(compiled, device, programs, sizes)
+        addresses = [t.data_ptr() for t in tensors]
+        short = prepared(compiled, device, variant.descriptors, addresses, self.dtypes, sizes, self._descriptors)
+        return None if short is None else Direct(compiled, device, programs, sizes, short)
 
 
 def _copies_in_bulk(device: torch.device) -> bool:

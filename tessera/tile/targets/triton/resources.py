@@ -37,6 +37,15 @@ def compile_only(
     kernel: KernelOp, schedule: Schedule, arch: int = 90, aligned: bool = True, options: Options = DEFAULT
 ) -> Resources:
     """Compile for sm_`arch`. `aligned`: pointers and symbols are multiples of 16, as for most tensors."""
+    compiled = compile_for(kernel, schedule, arch, aligned, options)
+    registers, spills = _usage(compiled.asm["cubin"])
+    return Resources(
+        arch, registers, spills, compiled.metadata.shared, compiled.metadata.num_warps, compiled.asm["ptx"]
+    )
+
+
+def compile_for(kernel: KernelOp, schedule: Schedule, arch: int, aligned: bool = True, options: Options = DEFAULT):
+    """Triton's own compiled kernel."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -49,14 +58,10 @@ def compile_only(
     plain = [i for i, text in enumerate(types) if not text.startswith("tensordesc")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in plain} if aligned else {}
     signature = dict(zip(function.arg_names, types, strict=True))
-    compiled = triton.compile(
+    return triton.compile(
         ASTSource(function, signature, constexprs={}, attrs=attributes),
         target=GPUTarget("cuda", arch, 32),
         options={"num_warps": schedule.warps, "num_stages": schedule.stages},
-    )
-    registers, spills = _usage(compiled.asm["cubin"])
-    return Resources(
-        arch, registers, spills, compiled.metadata.shared, compiled.metadata.num_warps, compiled.asm["ptx"]
     )
 
 
