@@ -112,7 +112,8 @@ def test_kernels_give_the_same_bits_however_they_are_launched() -> None:
 def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
     from invariant_cases import attention_stands_alone, products_stand_alone
 
-    for heads, groups, head in ((4, 2, 64), (32, 8, 128)):
+    wide = [] if dtype is torch.float32 else [(32, 8, 128)]  # which take minutes to compile in float32
+    for heads, groups, head in ((4, 2, 64), *wide):
         assert attention_stands_alone("cuda", dtype, heads, groups, head) == 18
     for k, n in ((1024, 3072), (130, 140)):
         assert products_stand_alone("cuda", dtype, k, n) == 18

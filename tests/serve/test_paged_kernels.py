@@ -29,7 +29,7 @@ def test_kernels_compute_what_the_reference_computes(shapes: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
-    shapes = 2 if dtype is torch.float32 else 3  # heads of 256 in float32 take minutes to compile
+    shapes = 1 if dtype is torch.float32 else 3  # wide heads in float32 take minutes to compile
     assert check("cuda", dtype, shapes) == CASES * shapes
     assert check_parts("cuda", dtype) == PARTS
     assert rows_stand_alone("cuda", dtype)
