@@ -217,6 +217,17 @@ def sharding_of(model: object) -> Sharding | None:
     return vars(model).get(_NOTED) if isinstance(model, nn.Module) else None
 
 
+def check_outermost(model: object, what: str) -> None:
+    """Refuse a module that was not laid out and holds one that was: only the whole has a program of one rank."""
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        if (sharding := sharding_of(module)) is not None:
+            raise OptionError(
+                f"{what}: expected a module that tessera.shard laid out, got {type(model).__name__}, of which only "
+                f"{name} lies on the mesh {sharding.mesh}; call tessera.shard on the whole as well: weights that lie "
+                "there stay where they are"
+            )
+
+
 def pipeline_axis(model: nn.Module) -> str | None:
     """The axis whose ranks hold different weights of a model; None where there is none, or none does yet."""
     sharding = sharding_of(model)

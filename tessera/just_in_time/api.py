@@ -15,7 +15,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
-from tessera.distributed.sharding import ask_for, place, sharding_of
+from tessera.distributed.sharding import ask_for, check_outermost, place, sharding_of
 from tessera.frontends.dynamo.blocks import follow_blocks
 from tessera.frontends.dynamo.frames import entry_of
 from tessera.frontends.functional.callables import refuse_suspended
@@ -124,6 +124,7 @@ def jit(
         backend = Backend(options, strict, name_of(fn), argument_names(fn))
         kind = ShardedCall if sharding.plan.pipe is None else PipelinedCall
         return wrap(fn, Compiled(fn, backend, kind(fn, sharding, options, backend, dynamic is not False), again))  # type: ignore[arg-type]
+    check_outermost(fn, "jit")
     if microbatches is not None:
         raise OptionError("microbatches: expected a model that tessera.shard laid out with a pipeline, got another")
     if isinstance(fn, ExportedProgram):

@@ -21,9 +21,9 @@ For several results `ct`, `y` and what jvp and batch give are lists, with None w
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -58,23 +58,19 @@ class Rules:
 
 
 _REGISTRY: dict[str, Rules] = {}
-_importing = threading.RLock()
-_state = {"begun": False, "whole": False}
 
 
 def registry() -> dict[str, Rules]:
-    """All that is declared. The files that declare are imported when somebody first asks: a program of an artifact
-    imports the operators that it calls, and has no use for the others."""
-    if not _state["whole"]:
-        with _importing:
-            if not _state["begun"]:  # they may ask, too
-                _state["begun"] = True
-                try:
-                    importlib.import_module("tessera.ops.every")
-                    _state["whole"] = True
-                finally:
-                    _state["begun"] = _state["whole"]
+    """All that is declared."""
+    _import_all()
     return _REGISTRY
+
+
+@functools.cache
+def _import_all() -> None:
+    """The files that declare, when somebody first asks: a program of an artifact imports the operators that it calls,
+    and has no use for the others."""
+    importlib.import_module("tessera.ops.every")
 
 
 def declare(name: str, family: str, **rules: object) -> Rules:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
 from tessera.distributed.elsewhere import DTENSORS, FULLY_SHARD, elsewhere
-from tessera.distributed.sharding import ask_for, place, sharding_of
+from tessera.distributed.sharding import ask_for, check_outermost, place, sharding_of
 from tessera.distributed.weights import follow
 from tessera.frontends.dynamo.frames import MODEL, looking_at_hooks, own_frames
 from tessera.frontends.dynamo.module_hooks import ModuleHooks
@@ -258,6 +258,7 @@ def train_step(
     elif (sharding := sharding_of(model)) is not None:
         ask_for(sharding, microbatches)
     else:
+        check_outermost(model, "train_step")
         if microbatches is not None:
             raise OptionError("microbatches: expected a model that tessera.shard laid out with a pipeline, got another")
         _check_owns(optimizer, model)

@@ -179,6 +179,22 @@ def test_a_model_is_sharded_once(alone) -> None:
         tessera.shard(model, alone, "ddp")
 
 
+def test_a_module_around_a_sharded_one(alone) -> None:
+    inner = tessera.shard(torch.nn.Linear(4, 4), tessera.mesh(dp=1), "zero3")
+    outer = torch.nn.Sequential(inner, torch.nn.GELU())
+    says = "got Sequential, of which only 0 lies on the mesh dp=1; call tessera.shard on the whole"
+    with pytest.raises(OptionError, match=f"jit: .*{says}"):
+        tessera.jit(outer)
+    with pytest.raises(OptionError, match=f"train_step: .*{says}"):
+        tessera.train_step(outer, lambda m, x: m(x).sum(), torch.optim.SGD(outer.parameters()))
+    weight, x = inner.weight, torch.randn(2, 4)
+    tessera.shard(outer, tessera.mesh(dp=1), "zero3")
+    assert inner.weight is weight
+    torch.testing.assert_close(
+        tessera.jit(outer)(x), torch.nn.functional.gelu(x @ weight.full_tensor().t() + inner.bias.full_tensor())
+    )
+
+
 def test_a_meta_model_that_nobody_makes(alone) -> None:
     class Scale(torch.nn.Module):
         def __init__(self) -> None:
