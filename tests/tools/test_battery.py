@@ -17,7 +17,7 @@ from torch import nn
 import tessera
 from tessera.tools.battery import compare, language, layouts, models, modes, operators, tests
 from tessera.tools.battery.case import Missing, Outcome, Skip, Wrong
-from tessera.tools.battery.command import main, parser, shard
+from tessera.tools.battery.command import chosen, main, parser, shard, without_time
 from tessera.tools.battery.compare import check, same_strides
 from tessera.tools.battery.copies import copied
 from tessera.tools.battery.pool import Pool
@@ -52,6 +52,22 @@ def test_outcomes_of_every_kind(here: None) -> None:
 def test_what_does_not_fit_is_said(here: None) -> None:
     outcomes = Pool(cases("cpu"), "cpu", jobs=1, seconds=0, sections="battery_sections").run()
     assert counted(outcomes) == {"trial": {"not run": 7}} and not bad(outcomes)
+
+
+def test_the_rest_of_an_earlier_run(tmp_path: Path) -> None:
+    file, seen = tmp_path / "first.json", [("a", "x", "pass"), ("a", "y", "not run"), ("b", "x", "not run")]
+    outcomes = [Outcome(section, case, "", status) for section, case, status in seen]
+    file.write_text(json.dumps(facts(outcomes, [], "cpu", "here", 1.0)))
+    assert without_time(file) == {("a", "y"), ("b", "x")}
+    known, more = [("layouts", case.name) for case in SECTIONS["layouts"].cases("cpu")[:9]], ["--sections", "layouts"]
+    outcomes = [Outcome(*key, "", "pass" if i % 3 else "not run") for i, key in enumerate(known)]
+    file.write_text(json.dumps(facts(outcomes, [], "cpu", "here", 1.0)))
+    cases, _ = chosen(parser().parse_args([*more, "--rest", str(file)]), "cpu")
+    assert [(case.section, case.name) for case in cases] == known[::3]
+    for text in ("{", "[]", '{"outcomes": 3}'):
+        file.write_text(text)
+        with pytest.raises(OptionError, match="--rest: expected what --json wrote"):
+            without_time(file)
 
 
 def test_table_and_json() -> None:

@@ -35,6 +35,7 @@ def parser() -> ArgumentParser:
     root.add_argument("--jobs", type=int, help="worker processes (one a core)")
     root.add_argument("--seconds", type=float, default=540.0, help="begin nothing after so many; what is left is said")
     root.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th case, beginning with the I-th")
+    root.add_argument("--rest", metavar="FILE", help="only what found no time in the run that wrote this --json")
     root.add_argument("--quick", action="store_true", help="a few cases of every section, for a minute on two cores")
     root.add_argument("--json", type=output_file, metavar="FILE", help="write every outcome there")
     root.add_argument("--list", action="store_true", help="print the names of the cases and run nothing")
@@ -96,8 +97,21 @@ def chosen(args: Namespace, device: str) -> tuple[list[Case], list[str]]:
         cases += of_section
     if args.only:
         cases = [case for case in cases if any(fnmatch(case.name, pattern) for pattern in args.only)]
+    if args.rest:
+        left = without_time(Path(args.rest))
+        cases = [case for case in cases if (case.section, case.name) in left]
     index, count = shard(args.shard)
     return cases[index::count], notes
+
+
+def without_time(path: Path) -> set[tuple[str, str]]:
+    """The cases, with their sections, that an earlier run did not get to."""
+    try:
+        outcomes = json.loads(path.read_text())["outcomes"]
+        return {(o["section"], o["case"]) for o in outcomes if o["status"] == "not run"}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise OptionError(f"--rest: expected what --json wrote, got {path} ({told})") from error
 
 
 def shard(text: str) -> tuple[int, int]:
