@@ -33,8 +33,8 @@ def structure_of(spec: pytree.TreeSpec) -> Structure:
     if kind in (tuple, list):
         return [kind.__name__, children]
     if kind in (dict, collections.OrderedDict) or (isinstance(kind, type) and issubclass(kind, dict)):
-        keys = context[0] if kind not in (dict, collections.OrderedDict) and _nested(context) else context
-        if not isinstance(keys, list) or not all(isinstance(k, (str, int)) for k in keys):
+        keys = _keys(kind, context)
+        if not isinstance(keys, list) or not all(isinstance(k, (str, int)) and not isinstance(k, bool) for k in keys):
             raise OptionError(f"expected texts or numbers as the keys of a dict, got {keys!r}")
         return ["dict", list(keys), children]
     if kind is collections.namedtuple or (isinstance(kind, type) and hasattr(kind, "_fields")):
@@ -49,6 +49,13 @@ def structure_of(spec: pytree.TreeSpec) -> Structure:
         if not any(name.startswith("_") for name in fields):
             return ["namedtuple", kind.__name__, fields, [given.get(name, ["none"]) for name in fields]]  # type: ignore[union-attr]
     raise OptionError(f"an artifact has no form for {getattr(kind, '__name__', kind)} among arguments or results")
+
+
+def _keys(kind: type, context: Any) -> object:
+    if kind is collections.defaultdict:
+        return context[1]  # behind what makes the values that are not there
+    plain = kind in (dict, collections.OrderedDict)
+    return context[0] if not plain and _nested(context) else context
 
 
 def _nested(context: object) -> bool:
