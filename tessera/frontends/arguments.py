@@ -8,7 +8,7 @@ and formulas over names, so that a program that is only loaded is checked withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -80,6 +80,11 @@ class ValueLeaf:
 
 
 Leaf = TensorLeaf | SizeLeaf | ValueLeaf
+
+
+def symbols_of(leaves: Iterable[Leaf]) -> set[str]:
+    """The sizes that arguments have."""
+    return {name for leaf in leaves for size in leaf.sizes if isinstance(size, Formula) for name in size.names}
 
 
 class MislaidError(InputError):

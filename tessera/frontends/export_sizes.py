@@ -15,7 +15,7 @@ from torch.export import Dim
 from tessera.torch_internals import pytree
 from tessera.util.errors import OptionError
 
-_MULTIPLE = re.compile(r"([1-9]\d*) ?\* ?([A-Za-z]\w*)")  # such as 8*n
+MULTIPLE = re.compile(r"([1-9]\d*) ?\* ?([A-Za-z]\w*)")  # such as 8*n
 
 
 def dynamic_shapes(dynamic: object, given: Mapping[str, object]) -> object:
@@ -65,7 +65,7 @@ def _dim(size: object, dims: dict[str, Dim]) -> object:
         return size
     if (low or 0) < 0 or (high is not None and high < (low or 0)):
         raise OptionError(f"dynamic: expected the least and the most of {name}, got {low} and {high}")
-    multiple = _MULTIPLE.fullmatch(name)
+    multiple = MULTIPLE.fullmatch(name)
     if multiple is None and not name.isidentifier():
         raise OptionError(f"dynamic: expected a name, or a number times one, got {name!r}")
     if multiple is None:
