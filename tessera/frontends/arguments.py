@@ -236,11 +236,16 @@ def _value(leaf: ValueLeaf) -> Check:
     name, value = leaf.name, leaf.value
 
     def check(x: object, known: Known) -> object:
-        if x is not value and (type(x) is not type(value) or x != value):
+        if x is not value and (type(x) is not type(value) or not _same(x, value)):
             raise _another(name, value, x)
         return x
 
     return check
+
+
+def _same(x: object, value: object) -> bool:
+    """Of one type. No number is equal to itself where it is none, and zeros of both signs are equal."""
+    return repr(x) == repr(value) if isinstance(x, (float, complex)) else x == value
 
 
 def _computed(leaf: Leaf) -> bool:
