@@ -22,6 +22,7 @@ from tessera.ir.strides import copied
 from tessera.torch_internals import pytree
 from tessera.torch_internals.exporting import every_line, iterations, line_at_fault, quiet_guards
 from tessera.torch_internals.operators import made_of
+from tessera.torch_internals.padded_encoder import exported_encoders
 from tessera.util.errors import CaptureError, OptionError
 
 _FIXED = "your code specialized it to be a constant"
@@ -108,7 +109,10 @@ def _exported(
     while True:
         attempts -= 1
         try:
-            with torch.no_grad(), made_of(RECURRENT), every_line(), quiet_guards(), _by_name(module, len(args), kwargs):
+            with (
+                torch.no_grad(), made_of(RECURRENT), exported_encoders(), every_line(), quiet_guards(),
+                _by_name(module, len(args), kwargs),
+            ):  # fmt: skip
                 return torch.export.export(
                     module, args, kwargs, dynamic_shapes=sizes.shapes, strict=strict,  # type: ignore[arg-type]
                     prefer_deferred_runtime_asserts_over_guards=sizes.deferred,

@@ -188,6 +188,22 @@ def test_a_write_that_fails_leaves_the_file_before(tmp_path: Path, monkeypatch: 
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_version_that_the_runtime_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the reference evaluator answers."""
+    right, asked = runtimes.runtime, []
+
+    def runtime(kind: str, model: bytes) -> object:
+        asked.append(kind)
+        if kind == runtimes.ORT:
+            raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : Unsupported model IR version: 14, max supported: 13")
+        return right(kind, model)
+
+    monkeypatch.setattr(writing, "preferred", lambda: runtimes.ORT)
+    monkeypatch.setattr(writing, "runtime", runtime)
+    assert export(nn.Linear(3, 4), (torch.ones(2, 3),), opset=22) is not None
+    assert asked == [runtimes.ORT, runtimes.REFERENCE]
+
+
 def test_another_answer_is_told_with_its_worst_element(monkeypatch: pytest.MonkeyPatch) -> None:
     right = runtimes.runtime
 
