@@ -15,7 +15,7 @@ import torch
 
 from tessera.artifact.structure import Structure, check_structure, flatten
 from tessera.frontends.arguments import Arguments as Leaves
-from tessera.frontends.arguments import Leaf, Range, SizeLeaf, TensorLeaf, ValueLeaf
+from tessera.frontends.arguments import Leaf, Range, SizeLeaf, TensorLeaf, ValueLeaf, symbols_of
 from tessera.ir.formula import SYMBOL, Formula, Formulas
 from tessera.ir.serial_check import is_name
 from tessera.util.errors import ArtifactError, InputError, Unserial
@@ -84,8 +84,7 @@ def arguments_of(entry: dict, device: Callable[[str], torch.device], where: str)
     ranges = _ranges(entry.get("sizes"), where)
     names = _names(entry.get("names", {}), ranges, where)
     leaves = [_leaf(row, ranges, device, f"{where}.inputs[{i}]") for i, row in enumerate(inputs)]
-    told = {name for leaf in leaves for size in leaf.sizes if isinstance(size, Formula) for name in size.names}
-    if unknown := set(ranges) - told:
+    if unknown := set(ranges) - symbols_of(leaves):
         raise ArtifactError(f"{where}.sizes: no argument has the size {sorted(unknown)[0]}")
     assert isinstance(structure, list)
     return Arguments(structure, tuple(parameters), Leaves(leaves, ranges, names, gradients=False))

@@ -270,8 +270,11 @@ def _device(name: object, where: str) -> torch.device:
 
 
 def _chosen(asked: str | torch.device | None, home: torch.device) -> torch.device:
-    device = torch.device(asked if asked is not None else home if _cuda() else "cpu")
-    if device.type == "cuda" and not _cuda():
+    try:
+        device = torch.device(asked if asked is not None else home if _cuda() else "cpu")
+    except RuntimeError:
+        raise OptionError(f"device: expected cpu, cuda or cuda:1, got {asked!r}") from None
+    if device.type == "cuda" and (not _cuda() or (device.index or 0) >= torch.cuda.device_count()):
         raise OptionError(f"device: expected one that is here, got {device}")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tessera.frontends.arguments import TensorLeaf
+from tessera.frontends.arguments import Leaf, TensorLeaf, symbols_of
 from tessera.frontends.export import Exported, capture_export
 from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
@@ -61,13 +61,14 @@ def _imported(net: Any, args: tuple, kwargs: dict, dynamic: object) -> Source:
     grads = dict(zip(captured.trace.inputs, captured.requires_grad, strict=True))
     trace = captured.trace.with_(inputs=inputs, outputs=(*results, *captured.trace.outputs[captured.outputs :]))
     captured = replace(captured, trace=trace, requires_grad=tuple(grads[v] for v in inputs))
+    leaves: list[Leaf] = [_leaf(called, given[name]) for name, called in zip(net.input_names, parameters, strict=True)]
     exported = Exported(
         captured,
         tuple(x for _, x in graph.weights.values()),
         pytree.tree_structure((tuple(range(len(users))), {})),
         pytree.tree_structure(0 if len(results) == 1 else tuple(range(len(results)))),
-        [_leaf(called, given[name]) for name, called in zip(net.input_names, parameters, strict=True)],
-        {symbol: graph.ranges[symbol] for symbol, (_, dim) in trace.symbols.items() if dim is not None},
+        leaves,
+        {symbol: bounds for symbol, bounds in graph.ranges.items() if symbol in symbols_of(leaves)},
         dict(zip(graph.sizes, plain_names(graph.sizes.values()), strict=True)),
         (),
     )

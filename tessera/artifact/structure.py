@@ -2,7 +2,7 @@
 
 In: a pytree's spec. Out: nested lists that JSON holds: a leaf, None, a tuple, list, dict or named tuple of such. A
 class of the user's has no form here: a dict-like one, as models of Transformers give back, becomes a dict, a dataclass
-a named tuple of its fields, and so do `torch.return_types`; others are refused.
+a named tuple of its fields, and so do `torch.return_types`; a `torch.Size` becomes a tuple; others are refused.
 `flatten` and `unflatten` do at a call what the pytree functions do.
 """
 
@@ -12,6 +12,8 @@ import collections
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 from tessera.ir.serial_check import is_name
 from tessera.torch_internals import pytree
@@ -30,11 +32,11 @@ def structure_of(spec: pytree.TreeSpec) -> Structure:
     kind, context = spec.type, spec.context
     if kind is type(None):
         return ["none"]
-    if kind in (tuple, list):
-        return [kind.__name__, children]
+    if kind in (tuple, list, torch.Size):
+        return ["list" if kind is list else "tuple", children]
     if kind in (dict, collections.OrderedDict) or (isinstance(kind, type) and issubclass(kind, dict)):
-        keys = context[0] if kind not in (dict, collections.OrderedDict) and _nested(context) else context
-        if not isinstance(keys, list) or not all(isinstance(k, (str, int)) for k in keys):
+        keys = _keys(kind, context)
+        if not isinstance(keys, list) or not all(isinstance(k, (str, int)) and not isinstance(k, bool) for k in keys):
             raise OptionError(f"expected texts or numbers as the keys of a dict, got {keys!r}")
         return ["dict", list(keys), children]
     if kind is collections.namedtuple or (isinstance(kind, type) and hasattr(kind, "_fields")):
@@ -49,6 +51,13 @@ def structure_of(spec: pytree.TreeSpec) -> Structure:
         if not any(name.startswith("_") for name in fields):
             return ["namedtuple", kind.__name__, fields, [given.get(name, ["none"]) for name in fields]]  # type: ignore[union-attr]
     raise OptionError(f"an artifact has no form for {getattr(kind, '__name__', kind)} among arguments or results")
+
+
+def _keys(kind: type, context: Any) -> object:
+    if kind is collections.defaultdict:
+        return context[1]  # behind what makes the values that are not there
+    plain = kind in (dict, collections.OrderedDict)
+    return context[0] if not plain and _nested(context) else context
 
 
 def _nested(context: object) -> bool:

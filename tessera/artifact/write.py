@@ -110,8 +110,10 @@ def _kernels(target: str) -> tuple[str, TargetKernels]:
     if kind == "cuda":
         if not arch and torch.cuda.is_available():
             arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
-        if not re.fullmatch(r"sm_\d{2,3}", arch) or (problem := missing("triton")):
-            raise OptionError(f"targets: expected cuda:sm_90 or the like, got {target!r}" if not arch else problem)
+        if not re.fullmatch(r"sm_\d{2,3}", arch):
+            raise OptionError(f"targets: expected cuda:sm_90 or the like, got {target!r}")
+        if problem := missing("triton"):
+            raise OptionError(problem)
         return f"cuda:{arch}", CudaKernels(int(arch.removeprefix("sm_")))
     level = _level(target)
     return f"cpu:{level}", CpuKernels(level)

@@ -8,7 +8,7 @@ and formulas over names, so that a program that is only loaded is checked withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -80,6 +80,11 @@ class ValueLeaf:
 
 
 Leaf = TensorLeaf | SizeLeaf | ValueLeaf
+
+
+def symbols_of(leaves: Iterable[Leaf]) -> set[str]:
+    """The sizes that arguments have."""
+    return {name for leaf in leaves for size in leaf.sizes if isinstance(size, Formula) for name in size.names}
 
 
 class MislaidError(InputError):
@@ -231,11 +236,16 @@ def _value(leaf: ValueLeaf) -> Check:
     name, value = leaf.name, leaf.value
 
     def check(x: object, known: Known) -> object:
-        if x is not value and (type(x) is not type(value) or x != value):
+        if x is not value and (type(x) is not type(value) or not _same(x, value)):
             raise _another(name, value, x)
         return x
 
     return check
+
+
+def _same(x: object, value: object) -> bool:
+    """Of one type. No number is equal to itself where it is none, and zeros of both signs are equal."""
+    return repr(x) == repr(value) if isinstance(x, (float, complex)) else x == value
 
 
 def _computed(leaf: Leaf) -> bool:

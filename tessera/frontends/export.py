@@ -15,14 +15,22 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 
-from tessera.frontends.arguments import Arguments, Leaf, MislaidError, Range, SizeLeaf, TensorLeaf, ValueLeaf
+from tessera.frontends.arguments import (
+    Arguments,
+    Leaf,
+    MislaidError,
+    Range,
+    SizeLeaf,
+    TensorLeaf,
+    ValueLeaf,
+    symbols_of,
+)
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.dynamo.graphs import run_graph
 from tessera.frontends.size_roots import tell_roots
 from tessera.ir.builder import Builder
 from tessera.ir.check import with_names
 from tessera.ir.equation import Value
-from tessera.ir.formula import SYMBOL
 from tessera.ir.recurrent import RECURRENT
 from tessera.ir.serial_size import formula_of
 from tessera.ir.types import TensorType
@@ -104,7 +112,8 @@ def capture_export(program: ExportedProgram, name: str = "exported", whole_layer
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
     sizes = {} if mode is None or mode.shape_env is None else given_names(mode.shape_env)
-    leaves, ranges = _leaves(captured, fakes, len(held)), _ranges(program)
+    leaves = _leaves(captured, fakes, len(held))
+    ranges = _ranges(program, symbols_of(leaves))
     named = tuple(pytree.tree_unflatten([None] * in_spec.num_leaves, in_spec)[1])
     equations = (eqn for eqn in captured.trace.equations if eqn.opname not in _TOLD)
     checked = captured.trace.with_(equations=tuple(with_names(eqn, sizes) for eqn in equations))
@@ -147,12 +156,12 @@ def _leaves(captured: Captured, fakes: list, held: int) -> list[Leaf]:
     return [leaf(place, v) for place, v in enumerate(trace.inputs) if place >= held]
 
 
-def _ranges(program: ExportedProgram) -> dict[str, Range]:
+def _ranges(program: ExportedProgram, there: set[str]) -> dict[str, Range]:
     """Of every size that arguments have, the least and the most that was exported. Sizes that are known only when the
     program runs are none of these, nor are those that are computed from others."""
     ranges: dict[str, Range] = {}
     for size, bounds in program.range_constraints.items():
-        if str(size).startswith("s") and SYMBOL.fullmatch(str(size)):
+        if str(size) in there:
             low, high = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
             most = None if high is None or high >= 1 << 62 else high
             ranges[str(size)] = (low or 0, most)

@@ -6,14 +6,15 @@ In: a model, its arguments, and the sizes that may change. Out: an `ExportedProg
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from inspect import Parameter
 
 import torch
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 
 from tessera.frontends.export_ranges import Sizes, narrower
+from tessera.frontends.export_sizes import dynamic_shapes
 from tessera.frontends.open_loops import rewritten
 from tessera.frontends.recorded_model import RecordedModel, recorded_model
 from tessera.ir.recurrent import RECURRENT
@@ -21,9 +22,9 @@ from tessera.ir.strides import copied
 from tessera.torch_internals import pytree
 from tessera.torch_internals.exporting import every_line, iterations, line_at_fault, quiet_guards
 from tessera.torch_internals.operators import made_of
+from tessera.torch_internals.padded_encoder import exported_encoders
 from tessera.util.errors import CaptureError, OptionError
 
-_MULTIPLE = re.compile(r"([1-9]\d*) ?\* ?([A-Za-z]\w*)")  # such as 8*n
 _FIXED = "your code specialized it to be a constant"
 
 
@@ -70,11 +71,7 @@ def _asked(model: Callable, args: tuple, kwargs: dict, dynamic: object) -> tuple
     if not isinstance(args, tuple):
         raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
     names = _names(model, len(args))
-    shapes = _dynamic_shapes(dynamic, names, kwargs)
-    for name, x in (*zip(names, args, strict=True), *kwargs.items()):
-        dims = dynamic.get(name) if isinstance(dynamic, Mapping) and isinstance(x, torch.Tensor) else None
-        if isinstance(dims, Mapping) and (beyond := [d for d in dims if d not in range(-x.ndim, x.ndim)]):
-            raise OptionError(f"dynamic: {name} has {x.ndim} dimensions, got {beyond[0]!r}")
+    shapes = dynamic_shapes(dynamic, {**dict(zip(names, args, strict=True)), **kwargs})
     return model if isinstance(model, torch.nn.Module) else _Function(_signed(model, names)), names, shapes
 
 
@@ -90,8 +87,8 @@ def _signed(fn: Callable, names: tuple[str, ...]) -> Callable:
     def call(*args: object, **kwargs: object) -> object:
         return fn(*args, **kwargs)
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    call.__signature__ = inspect.Signature([Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
     return call
 
 
@@ -112,7 +109,10 @@ def _exported(
     while True:
         attempts -= 1
         try:
-            with torch.no_grad(), made_of(RECURRENT), every_line(), quiet_guards(), _by_name(module, kwargs):
+            with (
+                torch.no_grad(), made_of(RECURRENT), exported_encoders(), every_line(), quiet_guards(),
+                _by_name(module, len(args), kwargs),
+            ):  # fmt: skip
                 return torch.export.export(
                     module, args, kwargs, dynamic_shapes=sizes.shapes, strict=strict,  # type: ignore[arg-type]
                     prefer_deferred_runtime_asserts_over_guards=sizes.deferred,
@@ -125,16 +125,14 @@ def _exported(
 
 
 @contextmanager
-def _by_name(module: torch.nn.Module, kwargs: dict) -> Iterator[None]:
-    """While inside, arguments that go to `**kwargs` are parameters of their own, as PyTorch's export counts them."""
-    if not kwargs:
-        yield
-        return
+def _by_name(module: torch.nn.Module, count: int, kwargs: dict) -> Iterator[None]:
+    """While inside, arguments that go to `*args` and `**kwargs` are parameters of their own, as PyTorch's export counts
+    them."""
     forward = module.forward
     signature = inspect.signature(forward)
-    plain = {name: p for name, p in signature.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
-    rest = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs if name not in plain]
-    if not rest:
+    before = list(signature.parameters.values())
+    parameters = _with_each(before, count, kwargs)
+    if parameters == before:
         yield
         return
 
@@ -142,7 +140,7 @@ def _by_name(module: torch.nn.Module, kwargs: dict) -> Iterator[None]:
         return forward(*args, **kwargs)
 
     own = vars(module).get("forward")
-    call.__signature__ = signature.replace(parameters=[*plain.values(), *rest])  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     module.forward = call  # type: ignore[method-assign]
     try:
         yield
@@ -150,6 +148,21 @@ def _by_name(module: torch.nn.Module, kwargs: dict) -> Iterator[None]:
         del module.forward
         if own is not None:
             module.forward = own
+
+
+def _with_each(parameters: Iterable[Parameter], count: int, kwargs: Iterable[str]) -> list[Parameter]:
+    """Parameters with those that `*args` and `**kwargs` are at a call with so many arguments and such names."""
+    made: list[Parameter] = []
+    more = [name for name in kwargs if name not in {p.name for p in parameters}]
+    for p in parameters:
+        if p.kind is Parameter.VAR_POSITIONAL and count > len(made):
+            rest = [Parameter(f"{p.name}_{i}", Parameter.POSITIONAL_OR_KEYWORD) for i in range(count - len(made))]
+            made = [q.replace(default=Parameter.empty) for q in made] + rest
+        elif p.kind is Parameter.VAR_KEYWORD and more:
+            made += [Parameter(name, Parameter.KEYWORD_ONLY) for name in more]
+        else:
+            made.append(p)
+    return made
 
 
 def _apart(args: tuple, kwargs: dict, module: torch.nn.Module) -> tuple[tuple, dict]:
@@ -180,45 +193,9 @@ def _name_of(model: object) -> str:
 
 def _names(model: Callable, count: int) -> tuple[str, ...]:
     fn = model.forward if isinstance(model, torch.nn.Module) else model
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
-        names = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in kinds]
+        parameters = _with_each(inspect.signature(fn).parameters.values(), count, ())
     except (TypeError, ValueError):
-        names = []
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     return tuple(names[:count]) if len(names) >= count else tuple(f"arg{i}" for i in range(count))
-
-
-def _dynamic_shapes(dynamic: object, names: tuple[str, ...], kwargs: dict) -> object:
-    """`{"x": {0: "batch", 1: ("length", 1, 512), 2: "8*n"}}` as PyTorch wants it: a size of one name is one size."""
-    if dynamic is None:
-        return None
-    if not isinstance(dynamic, Mapping):
-        raise OptionError(f"dynamic: expected arguments and their sizes, as {{'x': {{0: 'batch'}}}}, got {dynamic!r}")
-    given = (*names, *kwargs)
-    if unknown := [name for name in dynamic if name not in given]:
-        raise OptionError(f"dynamic: expected one of {', '.join(given)}, got {unknown[0]!r}")
-    dims: dict[str, object] = {}
-
-    def dim(size: object) -> object:
-        name, low, high = size if isinstance(size, tuple) and len(size) == 3 else (size, None, None)
-        if not isinstance(name, str):
-            return size
-        if (low or 0) < 0 or (high is not None and high < (low or 0)):
-            raise OptionError(f"dynamic: expected the least and the most of {name}, got {low} and {high}")
-        multiple = _MULTIPLE.fullmatch(name)
-        if multiple is None and not name.isidentifier():
-            raise OptionError(f"dynamic: expected a name, or a number times one, got {name!r}")
-        if multiple is None:
-            return dims.setdefault(name, Dim(name, min=low, max=high))
-        step, name = int(multiple[1]), multiple[2]
-        least, most = None if low is None else -(-low // step), None if high is None else high // step
-        return step * dims.setdefault(name, Dim(name, min=least, max=most))  # type: ignore[operator]
-
-    def spec(x: object) -> object:
-        if isinstance(x, Mapping) and all(isinstance(k, int) for k in x):
-            return {k: dim(size) for k, size in x.items()}
-        if isinstance(x, Mapping):
-            return {k: spec(v) for k, v in x.items()}
-        return type(x)(map(spec, x)) if isinstance(x, (list, tuple)) else x
-
-    return {name: spec(dynamic[name]) if name in dynamic else None for name in given}

@@ -14,6 +14,7 @@ import torch
 
 from tessera.ir.equation import ATOMS, Arg, Value
 from tessera.ir.expression import NAMES, expression
+from tessera.ir.formula import Formula
 from tessera.ir.printer import callable_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC
@@ -85,6 +86,8 @@ def resolve(tree: Arg, env: Mapping[Value, object], symbols: Symbols) -> Any:
         return slice(*resolve((tree.start, tree.stop, tree.step), env, symbols))
     if isinstance(tree, SYMBOLIC):
         return number(tree, symbols)
+    if isinstance(tree, Formula):  # of a program that was loaded
+        return tree.value(symbols)  # type: ignore[arg-type]
     if isinstance(tree, Trace):
         return lambda *args: tuple(_run(tree, args, symbols))
     return tree

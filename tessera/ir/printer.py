@@ -228,6 +228,12 @@ class _Module:
         return name
 
 
+def _complex(a: complex) -> str:
+    """`(1+2j)` is a sum as Python reads it: it has no infinite parts, and drops signs of zeros."""
+    plain = all(math.isfinite(x) and x for x in (a.real, a.imag))
+    return repr(a) if plain else f"builtins.complex({a.real!r}, {a.imag!r})"
+
+
 def _value_names(trace: Block) -> set[str]:
     """Names of all values of a program and its sub-traces."""
     names = {v.name for v in trace.values()}
@@ -366,7 +372,9 @@ class _Function:
                 return f"builtins.slice({self.arg(a.start)}, {self.arg(a.stop)}, {self.arg(a.step)})"
             case torch.device():
                 return f"torch.device({str(a)!r})"
-            case None | bool() | int() | str() | float() | complex():
+            case complex():
+                return _complex(a)
+            case None | bool() | int() | str() | float():
                 return repr(a)
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return repr(a)

@@ -251,12 +251,13 @@ DROPOUTS = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_al
 
 
 def draws(op: object, args: tuple, kwargs: dict) -> bool:
-    """This call draws random numbers: attention without dropout, or dropout in evaluation or of nothing, does not."""
+    """This call draws random numbers: attention and recurrent layers without dropout, or dropout in evaluation or of
+    nothing, do not."""
     if not isinstance(op, OpOverload) or not is_random(op):
         return False
     positional, keyword = bind(op, args, kwargs)
     given = {p.name: a for p, a in zip(schema_of(op).positional, positional, strict=True)} | keyword
-    p = given.get("dropout_p", given.get("p") if op_name(op) in DROPOUTS else None)
+    p = given.get("p") if op_name(op) in DROPOUTS else given.get("dropout_p", given.get("dropout"))
     off = type(p) in (int, float) and p == 0
     return not off and given.get("train") is not False and given.get("training") is not False
 

@@ -65,9 +65,11 @@ def named_sizes(
     for v, name in inputs.items():
         declared = infos[name].shape or [None] * len(v.tensor.shape)
         for dim, (here, said) in enumerate(zip(v.tensor.shape, declared, strict=True)):
-            if isinstance(here, int) or not (symbol := symbol_of(here)):
-                continue
             called, low, high = asked.get((name, dim), (said, None, None))
+            if isinstance(here, int) or not (symbol := symbol_of(here)):
+                if (name, dim) in asked and not low == high == here:
+                    raise OptionError(f"dynamic: the graph holds for {called} of {here} alone, as in the example")
+                continue
             if isinstance(said, str):
                 _once(files, symbol, said)
             if isinstance(called, str):

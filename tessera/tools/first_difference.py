@@ -18,6 +18,7 @@ from tessera.ir import interp
 from tessera.ir.equation import Equation, Special
 
 Step = tuple[Equation, list[object]]
+Call = tuple[Entry, tuple, dict]  # a function, and what it is called with
 
 
 def portable(path: str) -> Loaded:
@@ -25,9 +26,9 @@ def portable(path: str) -> Loaded:
     return load(path, trust=False, compile=False)
 
 
-def of_programs(mine: Entry, theirs: Entry, args: tuple, kwargs: dict, seed: int) -> str:
+def of_programs(mine: Call, theirs: Call, seed: int) -> str:
     """Two functions of portable files."""
-    ours, others = _steps(mine, args, kwargs, seed), _steps(theirs, args, kwargs, seed)
+    ours, others = _steps(*mine, seed), _steps(*theirs, seed)
     for (eqn, results), (other, expected) in zip(ours, others, strict=False):
         if str(eqn.op) != str(other.op):
             return f"{_told(eqn)}: the other program has {_told(other)} there; up to it all results agree"

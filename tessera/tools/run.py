@@ -57,7 +57,9 @@ def run(args: Namespace) -> int:
 
 def _run_model(args: Namespace, home: str) -> int:
     # ONNX is an extra: scripts and artifacts run without it.
-    facts, code = importlib.import_module(home).run_model(args.script, args.args)
+    own = [x for x in args.args if x != "--json"]  # a model has no options of its own: these are ours, wherever
+    args.json |= own != args.args
+    facts, code = importlib.import_module(home).run_model(args.script, own)
     if not write_json(args, facts):
         for name, shape in facts["outputs"].items():
             console().print(f"{name}: {shape}", markup=False)

@@ -11,20 +11,19 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from tessera.artifact.loaded import Entry, Loaded, load
 from tessera.artifact.structure import unflatten
-from tessera.exporters.onnx.compare import Difference, compare
+from tessera.exporters.onnx.compare import Difference
 from tessera.frontends.arguments import Number, SizeLeaf, TensorLeaf
 from tessera.tools.first_difference import of_kernels, of_programs, portable
-from tessera.tools.run_options import EAGER, parsed, sizes
+from tessera.tools.results import Results, differences, told
+from tessera.tools.run_options import EAGER, arrays, parsed, sizes
 from tessera.torch_internals import pytree
 from tessera.util.errors import OptionError
 
 OTHERS = f"{EAGER}, or another .tess file"
-Results = dict[str, object]  # by name: tensors, and numbers
 
 
 class ArtifactRun:
@@ -32,22 +31,21 @@ class ArtifactRun:
 
     def __init__(self, path: str, given: Namespace) -> None:
         self.path, self.seed = path, given.seed
-        self.entry = _entry(load(path), given.entry)
+        self.entry = entry_of(load(path), given.entry)
         if given.inputs:
-            with np.load(given.inputs, allow_pickle=False) as arrays:
-                self.leaves = _read(self.entry, arrays)
+            self.leaves = _read(self.entry, given.inputs)
         elif given.random:
             self.leaves = random_leaves(self.entry, sizes(given.size), given.seed)
         else:
             raise OptionError(f"{path}: expected --random, or --inputs arrays.npz")
         self.outputs = self.results(self.entry)
 
-    def results(self, entry: Entry) -> Results:
+    def results(self, entry: Entry, seed: int | None = None) -> Results:
         """What a function gives of these arguments, and what it leaves in those that it writes. Every call has copies,
-        and draws the same random numbers."""
+        and draws the same random numbers unless told."""
         leaves = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.leaves]
         args, kwargs = self.arguments(leaves)
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.seed if seed is None else seed)
         with torch.no_grad():
             out = entry(*args, **kwargs)
         flat = pytree.tree_leaves(out)
@@ -62,23 +60,23 @@ class ArtifactRun:
         if other != EAGER and Path(other).suffix != ".tess":
             raise OptionError(f"--compare: expected {OTHERS}, got {other!r}")
         theirs = self.results(self.beside(portable(self.path) if other == EAGER else load(other)))
-        if missing := self.outputs.keys() ^ theirs.keys():
-            raise OptionError(f"{other}: expected the same results, got {sorted(missing)[0]!r} in one of both alone")
-        return [_compare(name, x, theirs[name]) for name, x in self.outputs.items()]
+        # A file that is loaded anew: one that was called may have state.
+        return differences(self.outputs, theirs, lambda: self.results(self.beside(load(self.path)), self.seed + 1))
 
     def beside(self, file: Loaded) -> Entry:
         """The function of another file that is compared with this one."""
-        return _entry(file, self.entry.name if len(file.entries) > 1 else None)
+        return entry_of(file, self.entry.name if len(file.entries) > 1 else None)
 
     def first_difference(self, other: str) -> str:
         """Where the two first differ."""
-        call = *self.arguments(self.leaves), self.seed
+        call = self.arguments(self.leaves)
         if other == EAGER:
-            return of_kernels(self.entry, *call)
-        return of_programs(*(self.beside(portable(path)) for path in (self.path, other)), *call)
+            return of_kernels(self.entry, *call, self.seed)
+        mine, theirs = (self.beside(portable(path)) for path in (self.path, other))
+        return of_programs((mine, *call), (theirs, *call), self.seed)
 
 
-def _entry(file: Loaded, name: str | None) -> Entry:
+def entry_of(file: Loaded, name: str | None) -> Entry:
     if name is None and len(file.entries) == 1:
         return next(iter(file.entries.values()))
     if name is None or name not in file.entries:
@@ -86,24 +84,17 @@ def _entry(file: Loaded, name: str | None) -> Entry:
     return file.entries[name]
 
 
-def _compare(name: str, got: object, expected: object) -> Difference:
-    if isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor):
-        return compare(name, got, expected)
-    return Difference(name, "" if got == expected else f"expected {expected!r}, got {got!r}")
-
-
-def _read(entry: Entry, arrays: Mapping[str, np.ndarray]) -> list[object]:
+def _read(entry: Entry, path: str) -> list[object]:
     """Arrays by the names of arguments; those that are no tensors are as the file says."""
     leaves = entry.arguments.leaves.leaves
-    if missing := [leaf.name for leaf in leaves if not hasattr(leaf, "value") and leaf.name not in arrays]:
-        raise OptionError(f"--inputs: expected an array called {missing[0]!r}; there are {', '.join(arrays)}")
+    given = arrays(path, [leaf.name for leaf in leaves if not hasattr(leaf, "value")])
     values: list[object] = []
     for leaf in leaves:
         match leaf:
             case TensorLeaf():
-                values.append(torch.from_numpy(arrays[leaf.name]).to(leaf.device, leaf.dtype))
+                values.append(torch.from_numpy(given[leaf.name]).to(leaf.device, leaf.dtype))
             case SizeLeaf():
-                values.append(int(arrays[leaf.name]))
+                values.append(int(given[leaf.name]))
             case _:
                 values.append(leaf.value)
     return values
@@ -147,7 +138,7 @@ def run_model(path: str, arguments: list[str]) -> tuple[dict[str, object], int]:
     """The facts, and the exit code: 1 where answers differ."""
     given = parsed(".tess", arguments, OTHERS)
     run = ArtifactRun(path, given)
-    shapes = {name: list(x.shape) if isinstance(x, torch.Tensor) else x for name, x in run.outputs.items()}
+    shapes = {name: told(x) for name, x in run.outputs.items()}
     facts: dict[str, object] = {"outputs": shapes, "ran": run.entry.way.what}
     if given.compare:
         differences = run.against(given.compare)

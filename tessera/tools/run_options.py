@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+import numpy as np
 
 from tessera.util.errors import OptionError
 
@@ -39,3 +43,19 @@ def sizes(texts: list[str]) -> dict[str, int]:
             raise OptionError(f"--size: expected NAME=N, got {text!r}")
         named[name] = int(number)
     return named
+
+
+def arrays(path: str, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file that inputs are called after."""
+    try:
+        held = np.load(path, allow_pickle=False)
+        there = (
+            {name: held[name] for name in wanted if name in held} if isinstance(held, np.lib.npyio.NpzFile) else None
+        )
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise OptionError(f"--inputs: {path} is no .npz file of plain arrays: {error}") from error
+    if there is None:
+        raise OptionError(f"--inputs: {path} is one array: expected an .npz file with an array for each input")
+    if missing := [name for name in wanted if name not in there]:
+        raise OptionError(f"--inputs: expected an array called {missing[0]!r}; there are {', '.join(held) or 'none'}")
+    return there

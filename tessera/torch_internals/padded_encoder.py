@@ -1,12 +1,14 @@
-"""`nn.TransformerEncoder` in inference, with padding: under Dynamo it leaves at padded places what eager leaves there.
+"""`nn.TransformerEncoder` in inference, with padding: captured, it leaves at padded places what eager leaves there.
 
 Eager computes on nested tensors, so padded places of the result are zeros, behind `norm` what that makes of zeros.
-While Dynamo traces, `forward` takes another way, without nested tensors, and computes something at these places.
+While Dynamo traces or `torch.export` captures, `forward` takes another way, without nested tensors, and computes
+something at these places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,8 +43,20 @@ def _forward(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
+    nests = torch.backends.mha.get_fastpath_enabled() and _nests(encoder, src)
+    return _padded(encoder, src, mask, src_key_padding_mask, is_causal, nests)
+
+
+def _padded(
+    encoder: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None,
+    src_key_padding_mask: Tensor | None,
+    is_causal: bool | None,
+    nests: bool,
+) -> Tensor:
     result = _plain(encoder, src, mask, src_key_padding_mask, is_causal)
-    if src_key_padding_mask is None or mask is not None or not _nests(encoder, src):
+    if src_key_padding_mask is None or mask is not None or not nests:
         return result
     padded = src_key_padding_mask != 0
     places = torch.arange(padded.shape[1], device=padded.device)
@@ -53,11 +67,35 @@ def _forward(
     return torch.where((padded & in_front).unsqueeze(-1), nothing, result)
 
 
+@contextmanager
+def exported_encoders() -> Iterator[None]:
+    """While inside, layers of encoders run by operators that have rules, not by one that is a whole layer in inference,
+    and encoders leave at padded places what they leave outside."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+
+    def forward(
+        self: nn.TransformerEncoder,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:
+        return _padded(self, src, mask, src_key_padding_mask, is_causal, fast and _nests(self, src))
+
+    nn.TransformerEncoder.forward = forward
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        nn.TransformerEncoder.forward = _theirs
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 def _nests(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
     """Whether eager computes on nested tensors, if the padding stands behind; where nobody asks for that check, so does
     Dynamo's graph."""
     layer = encoder.layers[0]
-    if not (torch.backends.mha.get_fastpath_enabled() and encoder.use_nested_tensor and encoder.mask_check):
+    if not (encoder.use_nested_tensor and encoder.mask_check):
         return False
     if layer.training or src.dim() != 3 or torch.is_autocast_enabled():
         return False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tessera.torch_internals.lookup import symbol
 
@@ -36,3 +38,31 @@ else:
     GetAttrKey = symbol("torch.utils._pytree.GetAttrKey", "the names of arguments")
     SequenceKey = symbol("torch.utils._pytree.SequenceKey", "the names of arguments")
     broadcast_to_and_flatten = symbol("torch.utils._pytree._broadcast_to_and_flatten", "the out_dims of a vmap rule")
+
+
+def is_leaf(x: object) -> bool:
+    return tree_structure(x).is_leaf()
+
+
+def members(x: object) -> dict[object, object]:
+    """What stands directly in a structure, by its keys, fields or places."""
+    found, _ = tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
+    return {_key(path[0]): member for path, member in found}
+
+
+def beside(x: object, values: Sequence[object]) -> object:
+    """A structure as `torch.export` wants it beside another: of a class that PyTorch did not bring, a plain list."""
+    if isinstance(x, (dict, list, tuple, deque)):
+        return tree_unflatten(values, tree_structure(x, is_leaf=lambda y: y is not x))
+    return type(_node_of(x).flatten_fn(x)[0])(values)
+
+
+def _key(step: Any) -> object:
+    for name in ("key", "name", "idx"):
+        if hasattr(step, name):
+            return getattr(step, name)
+    return str(step)
+
+
+def _node_of(x: object) -> Any:
+    return symbol("torch.utils._pytree.SUPPORTED_NODES", "structures of the user's own")[type(x)]

@@ -131,6 +131,30 @@ class Cache(torch.nn.Module):
         return {"sum": cache[0].sum(), "rows": x + 1}
 
 
+class Heads(torch.nn.Module):
+    """Sizes of the call stand in its operators; `factor` makes two files differ."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor, self.calls = torch.nn.Buffer(torch.tensor(factor)), torch.nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        heads = x.reshape(x.shape[0], x.shape[1] * 2, 2).transpose(0, 1) * self.factor
+        return heads / x.shape[1] + self.calls
+
+
+def test_artifacts_of_open_sizes_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dynamic = {"x": {0: "rows", 1: "columns"}}
+    for factor in (1.0, 2.0):
+        tessera.export(Heads(factor), (torch.ones(3, 5, 4),), tmp_path / f"{factor}.tess", dynamic=dynamic)
+    one, two = tmp_path / "1.0.tess", tmp_path / "2.0.tess"
+    assert _told(capsys, one, "--random", "--compare", "eager")[1]["agrees"]
+    code, facts = _told(capsys, one, "--random", "--compare", two)
+    assert code == 1 and facts["first"].startswith("aten.mul.Tensor (")
+    assert "random" not in str(facts["differences"])  # state is no chance
+
+
 def test_artifacts_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for factor in (1.0, 2.0):
         example = torch.ones(3), [torch.zeros(3)]
@@ -153,9 +177,10 @@ def test_the_first_operator_that_differs(tmp_path: Path) -> None:
     net[3] = torch.nn.ReLU()
     tessera.export(net, (x,), paths[3], targets=())
     one, same, shorter, another = (portable(path).entries["main"] for path in paths)
-    assert of_programs(one, same, (x,), {}, 0).startswith("no operator by itself")
-    assert of_programs(one, shorter, (x,), {}, 0).startswith("no operator: the programs have 4 and 3")
-    told = of_programs(one, another, (x,), {}, 0)
+    call = (x,), {}
+    assert of_programs((one, *call), (same, *call), 0).startswith("no operator by itself")
+    assert of_programs((one, *call), (shorter, *call), 0).startswith("no operator: the programs have 4 and 3")
+    told = of_programs((one, *call), (another, *call), 0)
     assert told.startswith("aten.sigmoid") and "the other program has aten.relu" in told
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 
 import pytest
 import torch
 from programs import copies, random_program, same_bits, trace_of
 
+import tessera
 from tessera.ir.interp import run
 from tessera.ir.lifetimes import lifetimes
 from tessera.ir.printer import compile_trace, print_module, print_trace
@@ -71,6 +73,19 @@ def test_one_line_an_equation():
 def test_special_numbers():
     trace = trace_of(lambda x: x.clamp(float("-inf"), float("inf")) * float("nan"), torch.randn(3))
     assert compile_trace(trace)(torch.ones(3))[0].isnan().all()
+
+
+@pytest.mark.parametrize("real", [0.0, -0.0, 1.5, -math.inf, math.nan])
+@pytest.mark.parametrize("imag", [0.0, -0.0, -2.0, math.inf, math.nan])
+def test_complex_numbers(real: float, imag: float):
+    """Python has no literal of one: `(-0-2j)` is a difference, and `infj` is a name."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(x, complex(real, imag))
+
+    x = torch.zeros(1, dtype=torch.complex128)
+    for got in (compile_trace(trace_of(fn, x))(x)[0], tessera.jit(fn)(x)):
+        assert repr(got.item()) == repr(complex(real, imag))
 
 
 def test_deleted_values_are_gone():

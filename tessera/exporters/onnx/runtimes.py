@@ -14,6 +14,9 @@ from tessera.exporters.onnx.errors import ExportError
 
 Run = Callable[[Mapping[str, np.ndarray]], list]
 ORT, REFERENCE = "ort", "reference"
+_LACKING = (
+    "NOT_IMPLEMENTED", "can't be converted to MLDataType", "Unsupported model IR version", "is under development",
+)  # fmt: skip
 
 
 def preferred() -> str:
@@ -22,8 +25,9 @@ def preferred() -> str:
 
 
 def lacks(error: Exception) -> bool:
-    """Whether ONNX Runtime refuses a model because it has no kernel for a type, as it has few for bfloat16."""
-    return "NOT_IMPLEMENTED" in str(error) or "can't be converted to MLDataType" in str(error)
+    """Whether ONNX Runtime refuses a model because it has no kernel for a type, as it has few for bfloat16, or because
+    the model's version is newer than it."""
+    return any(words in str(error) for words in _LACKING)
 
 
 def runtime(kind: str, model: str | bytes, threads: int = 0) -> Run:

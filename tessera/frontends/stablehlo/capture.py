@@ -70,6 +70,11 @@ class Imported:
             raise InputError(f"{name}: expected {len(self.types)} arguments, got {len(tensors)}")
         checked = []
         for place, (x, t) in enumerate(zip(tensors, self.types, strict=True)):
+            if not isinstance(t, Tensor):
+                kind = type(t).__name__.lower()
+                raise InputError(
+                    f"{name}, argument {place}: expected a program of tensors, got one that takes a {kind}"
+                )
             if not isinstance(x, torch.Tensor) and isinstance(x, (bool, int, float, complex)) and not t.rank:
                 x = torch.tensor(x, dtype=t.element.dtype)
             if not isinstance(x, torch.Tensor):

@@ -17,7 +17,7 @@ from tessera.frontends.stablehlo.elements import Element, Quantized
 from tessera.frontends.stablehlo.module import Block, Module, Operation, Tensor
 from tessera.frontends.stablehlo.operators import quantization
 from tessera.frontends.stablehlo.registry import TABLE, NoMeaningError, Row, Site
-from tessera.frontends.stablehlo.sizes import sizes_meaning
+from tessera.frontends.stablehlo.sizes import one_shape, sizes_meaning
 from tessera.frontends.stablehlo.values import Sizes, Splat, Value, is_fake, tensor_of
 from tessera.ir.equation import Source
 from tessera.ir.record import recording
@@ -129,6 +129,8 @@ class Interpreter:
     def apply(self, row: Row, site: Site, operands: tuple[Value, ...]) -> object:
         if any(isinstance(t, Tensor) and isinstance(t.element, Quantized) for t in _types(site)) and not row.storage:
             return quantization.through_floats(row, site, [tensor_of(x, self.device) for x in operands], self.apply)
+        if row.elementwise and not all(t.static for t in site.operation.operand_types if isinstance(t, Tensor)):
+            one_shape(operands)
         if row.raw:
             return row.run(site, *operands)
         if row.elementwise and operands and all(isinstance(x, Splat) for x in operands):

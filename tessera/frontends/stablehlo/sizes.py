@@ -7,18 +7,35 @@ the arguments' sizes, and an assertion about sizes is one of the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from tessera.frontends.stablehlo.registry import Site
-from tessera.frontends.stablehlo.values import Later, Sizes, Value, elements_of, is_fake
+from tessera.frontends.stablehlo.values import Later, Sizes, Splat, Value, elements_of, is_fake
 from tessera.ir.types import SYMBOLIC
-from tessera.torch_internals.shapes import size_functions
+from tessera.torch_internals.shapes import size_functions, torch_check
 
 LARGEST = 64  # elements: a shape has few
 PLACES = 8  # elements of a vector that may hold numbers which only a run tells
+
+
+def one_shape(operands: Sequence[Value]) -> None:
+    """Operands of an operation over elements have one shape, but for numbers: torch would repeat a size of one."""
+    shapes = [x.shape for x in operands if isinstance(x, (torch.Tensor, Splat)) and len(x.shape)]
+    for sizes in zip(*shapes, strict=False):
+        one_size(*sizes)
+
+
+def one_size(*sizes: object) -> None:
+    """That one of them is one and another is not, torch does not ask."""
+    if any(isinstance(n, int) and n == 1 for n in sizes):
+        message = f"expected operands of one shape, got sizes {' and '.join(map(str, sizes))}"
+        for n in sizes:
+            if isinstance(n, int) and n != 1:
+                raise ValueError(message)
+            torch_check(n == 1, lambda: message)
 
 
 def _truncated(a: object, b: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,43 @@ def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
     assert_same([load(path, compile=False)(x)], net(x))
 
 
+def test_more_weights_than_a_message_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.exporters.onnx.file.LARGEST", 10_000)
+    net, x = nn.Linear(64, 64), torch.randn(2, 64)
+    with pytest.raises(ExportError, match="at most 10,000 bytes of weights, got 16,640: give a path"):
+        export(net, (x,))
+    export(net, (x,), tmp_path / "m.onnx", inside=1 << 40)
+    assert (tmp_path / "m.onnx.data").exists()
+    assert_same([load(tmp_path / "m.onnx", compile=False)(x)], net(x))
+
+
+def test_weights_of_the_model_before_stay_until_the_new_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, x = tmp_path / "m.onnx", torch.randn(2, 64)
+    nets = [nn.Linear(64, 64) for _ in range(4)]
+    for i, net in enumerate(nets[:3]):
+        export(net, (x,), path, inside=1000)
+        assert_same([load(path, compile=False)(x)], net(x))
+        assert {f.name for f in tmp_path.iterdir()} == {"m.onnx", "m.onnx.1.data" if i == 1 else "m.onnx.data"}
+    written: list[str] = []
+    replace = os.replace
+
+    def stopped(old: str, new: Path) -> None:
+        written.append(Path(new).name)
+        if len(written) == 2:  # the weights are there, the model is not yet
+            assert_same([load(path, compile=False)(x)], nets[2](x))
+            raise OSError("power cut")
+        replace(old, new)
+
+    monkeypatch.setattr("os.replace", stopped)
+    with pytest.raises(OSError, match="power cut"):
+        export(nets[3], (x,), path, inside=1000)
+    assert written == ["m.onnx.1.data", "m.onnx"]
+    assert_same([load(path, compile=False)(x)], nets[2](x))
+    assert {f.name for f in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
+
+
 def test_a_write_that_fails_leaves_the_file_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(b"before")
@@ -148,6 +186,22 @@ def test_a_write_that_fails_leaves_the_file_before(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="disk full"):
         export(nn.Linear(3, 2), (torch.ones(1, 3),), path)
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_version_that_the_runtime_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the reference evaluator answers."""
+    right, asked = runtimes.runtime, []
+
+    def runtime(kind: str, model: bytes) -> object:
+        asked.append(kind)
+        if kind == runtimes.ORT:
+            raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : Unsupported model IR version: 14, max supported: 13")
+        return right(kind, model)
+
+    monkeypatch.setattr(writing, "preferred", lambda: runtimes.ORT)
+    monkeypatch.setattr(writing, "runtime", runtime)
+    assert export(nn.Linear(3, 4), (torch.ones(2, 3),), opset=22) is not None
+    assert asked == [runtimes.ORT, runtimes.REFERENCE]
 
 
 def test_another_answer_is_told_with_its_worst_element(monkeypatch: pytest.MonkeyPatch) -> None:

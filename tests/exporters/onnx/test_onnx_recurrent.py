@@ -38,6 +38,14 @@ def test_layers_of_any_length(kind: str, options: dict) -> None:
             torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_that_train_without_dropout(kind: str) -> None:
+    net, x = LAYERS[kind](num_layers=2).train(), torch.randn(4, 2, 6)
+    model = export(net, (torch.randn(2, 3, 6),), dynamic={"input": {0: "length", 1: "batch"}}, check=False)
+    for got, expected in zip(load(model, compile=False)(x), pytree.tree_leaves(net(x)), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_artifacts_of_any_length(kind: str, tmp_path) -> None:
     net = LAYERS[kind](batch_first=True, bidirectional=True).eval()

@@ -11,6 +11,7 @@ pytest.importorskip("jaxlib")
 
 import tessera  # noqa: E402
 from tessera.frontends.stablehlo.bindings import bindings, context  # noqa: E402
+from tessera.frontends.stablehlo.registry import CUSTOM_CALLS  # noqa: E402
 from tessera.util.errors import InputError  # noqa: E402
 
 LAYER = """module @layer {
@@ -121,6 +122,68 @@ def test_a_custom_call_of_ones_own() -> None:
       %0 = stablehlo.custom_call @test_triple(%x) {factor = 3.0 : f32} : (tensor<2xf32>) -> tensor<2xf32>
       return %0 : tensor<2xf32> }""")
     assert f(torch.tensor([1.0, 2.0])).tolist() == [3.0, 6.0]
+
+
+CALL = """func.func public @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+  %0 = stablehlo.custom_call @test_given(%x) : (tensor<3xf32>) -> tensor<3xf32>
+  return %0 : tensor<3xf32>
+}"""
+
+
+@pytest.mark.parametrize(
+    ("fn", "got"),
+    [
+        (lambda x: x[:2], r"torch.float32 \(2,\)"),
+        (lambda x: x[None], r"torch.float32 \(1, 3\)"),
+        (lambda x: x.double(), r"torch.float64 \(3,\)"),
+        (lambda x: None, "a NoneType"),
+        (lambda x: (x, x), "a tuple"),
+    ],
+)
+def test_a_custom_call_gives_what_the_program_says(fn, got: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CUSTOM_CALLS, "test_given", lambda site, x: fn(x))
+    message = f"custom_call @test_given at line 2: expected tensor<3xf32>, got {got}"
+    with pytest.raises(InputError, match=message):
+        tessera.stablehlo.load(CALL)(torch.ones(3))
+
+
+def test_a_program_that_takes_a_token() -> None:
+    program = tessera.stablehlo.load("""func.func public @main(%t: !stablehlo.token) -> tensor<3xf32> {
+      %0:2 = "stablehlo.infeed"(%t) : (!stablehlo.token) -> (tensor<3xf32>, !stablehlo.token)
+      return %0#0 : tensor<3xf32>
+    }""")
+    with pytest.raises(InputError, match="argument 0: expected a program of tensors, got one that takes a token"):
+        program(torch.ones(3))
+
+
+OPEN = {
+    "add": """func.func public @main(%x: tensor<?xf32>, %y: tensor<?xf32>) -> tensor<?xf32> {
+      %0 = stablehlo.add %x, %y : tensor<?xf32>
+      return %0 : tensor<?xf32>
+    }""",
+    "select": """func.func public @main(%x: tensor<?xf32>, %y: tensor<?xf32>) -> tensor<?xf32> {
+      %p = stablehlo.compare GT, %x, %x : (tensor<?xf32>, tensor<?xf32>) -> tensor<?xi1>
+      %0 = stablehlo.select %p, %x, %y : tensor<?xi1>, tensor<?xf32>
+      return %0 : tensor<?xf32>
+    }""",
+    "dot_general": """func.func public @main(%x: tensor<?xf32>, %y: tensor<?xf32>) -> tensor<?xf32> {
+      %0 = stablehlo.dot_general %x, %y, batching_dims = [0] x [0], contracting_dims = [] x []
+        : (tensor<?xf32>, tensor<?xf32>) -> tensor<?xf32>
+      return %0 : tensor<?xf32>
+    }""",
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_sizes_that_differ_are_not_repeated(name: str) -> None:
+    run = tessera.stablehlo.load(OPEN[name])
+    for n in (3, 5, 1):
+        assert run(torch.ones(n), torch.ones(n)).shape == (n,)
+    for sizes in ((3, 1), (1, 3), (1, 4)):
+        with pytest.raises(InputError, match=f"stablehlo.{name} at line .*: expected operands of one shape, got sizes"):
+            run(*map(torch.ones, sizes))
+    with pytest.raises(InputError):
+        run(torch.ones(3), torch.ones(4))
 
 
 def test_branches_and_loops_are_equations() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
+from tessera.frontends.stablehlo.elements import Quantized
+from tessera.frontends.stablehlo.module import Tensor
 from tessera.frontends.stablehlo.operators import chlo
 from tessera.frontends.stablehlo.registry import (
     CUSTOM_CALLS,
@@ -13,7 +17,7 @@ from tessera.frontends.stablehlo.registry import (
     custom_call,
     meaning,
 )
-from tessera.frontends.stablehlo.values import Value, contents, tensor_of
+from tessera.frontends.stablehlo.values import Sizes, Splat, Value, contents, tensor_of
 from tessera.ir.types import SYMBOLIC
 from tessera.torch_internals.shapes import torch_check
 from tessera.util.errors import InputError
@@ -28,7 +32,22 @@ def run_custom_call(site: Site, *operands: Value) -> list[Value]:
             "tessera.stablehlo.register gives it one"
         )
     out = CUSTOM_CALLS[target](site, *operands)
-    return out if isinstance(out, list) else [out]
+    types = site.operation.result_types
+    results = list(out) if isinstance(out, list) or (isinstance(out, tuple) and len(types) != 1) else [out]
+    for x, type_ in zip(results, types, strict=False):  # how many there are is asked of every operation
+        if isinstance(type_, Tensor) and not _fits(x, type_):
+            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
+            raise InputError(f"custom_call @{target} at {site.operation.line}: expected {type_}, got {got}")
+    return results
+
+
+def _fits(x: object, type_: Tensor) -> bool:
+    """Whether what a user's function gave is what the program goes on with."""
+    if not isinstance(x, torch.Tensor):
+        return isinstance(x, (Splat, Sizes))
+    sizes = zip(x.shape, type_.shape, strict=False)
+    shaped = x.ndim == type_.rank and all(w is None or not isinstance(n, int) or n == w for n, w in sizes)
+    return shaped and (isinstance(type_.element, Quantized) or x.dtype == type_.element.held)
 
 
 @custom_call(

@@ -11,6 +11,7 @@ from tessera.frontends.stablehlo.elements import Element
 from tessera.frontends.stablehlo.operators.convert import converted
 from tessera.frontends.stablehlo.operators.shapes import reshaped
 from tessera.frontends.stablehlo.registry import Site, meaning
+from tessera.frontends.stablehlo.sizes import one_size
 
 
 @meaning("dot_general")
@@ -48,6 +49,8 @@ def contracted(
     b_sum: Sequence[int],
 ) -> torch.Tensor:
     """Batch dimensions, then what is left of `a`, then what is left of `b`."""
+    for i, j in (*zip(a_batch, b_batch, strict=True), *zip(a_sum, b_sum, strict=True)):
+        one_size(a.shape[i], b.shape[j])
     element = site.element
     a = _operand(a, site.operand(0).element, element)
     b = _operand(b, site.operand(1).element, element)

@@ -1,0 +1,58 @@
+"""Arguments of an artifact that are no tensors, results that are sizes, and names that are none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import tessera
+from tessera.util.errors import InputError, OptionError
+
+NUMBERS = [0.0, -0.0, math.nan, math.inf, -math.inf, 0.1, 0, False]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=repr)
+def test_a_number_is_the_one_it_was_exported_for(value: float, tmp_path: Path) -> None:
+    def fn(x: Tensor, by: float) -> Tensor:
+        return torch.atan2(x, x * 0 + by)
+
+    x = torch.tensor([0.0, -0.0, 1.0])
+    tessera.export(fn, (x, value), tmp_path / "m.tess")
+    for way in ({}, {"compile": False}):
+        run = tessera.load(tmp_path / "m.tess", **way)
+        torch.testing.assert_close(
+            run(x, float(repr(value)) if type(value) is float else value), fn(x, value), equal_nan=True
+        )
+        for other in NUMBERS:
+            if repr(other) != repr(value):
+                with pytest.raises(InputError, match="by: expected .*, which the program was exported for, got"):
+                    run(x, other)
+
+
+def test_results_that_are_sizes(tmp_path: Path) -> None:
+    def fn(x: Tensor) -> tuple:
+        return x.shape, x.shape[0] * 2, {"shape": x[:, :2].shape}
+
+    tessera.export(fn, (torch.ones(4, 3),), tmp_path / "m.tess", dynamic={"x": {0: "n"}})
+    run = tessera.load(tmp_path / "m.tess")
+    assert run(torch.ones(7, 3)) == ((7, 3), 14, {"shape": (7, 2)})
+    program = tessera.jit(tessera.to_exported(fn, (torch.ones(4, 3),), dynamic={"x": {0: "n"}}))
+    assert program(torch.ones(7, 3)) == fn(torch.ones(7, 3))
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_9", "cuda:90", "cuda:sm_", "cuda:sm_90a", "cpu:z80", "tpu", ""])
+def test_targets_that_are_none(target: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=f"targets: expected .*, got '{target}'"):
+        tessera.export(torch.relu, (torch.ones(2),), tmp_path / "m.tess", targets=[target])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("device", ["nope", "cuda:99", "cpu:x"])
+def test_devices_that_are_none(device: str, tmp_path: Path) -> None:
+    tessera.export(torch.relu, (torch.ones(2),), tmp_path / "m.tess")
+    with pytest.raises(OptionError, match=f"device: expected .*, got '?{device}"):
+        tessera.load(tmp_path / "m.tess", device=device)

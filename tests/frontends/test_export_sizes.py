@@ -1,0 +1,138 @@
+"""Sizes that may change, of arguments in structures, and of those that `*args` and `**kwargs` take."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tessera
+from tessera.torch_internals import pytree
+from tessera.util.errors import OptionError
+
+Named = collections.namedtuple("Named", "first second")  # noqa: PYI024
+
+
+@dataclasses.dataclass
+class Fields:
+    first: Tensor
+    second: Tensor
+
+
+torch.export.register_dataclass(Fields)
+
+T = torch.ones(3, 4)
+STRUCTURES: dict[str, object] = {
+    "list": [T, T + 1],
+    "tuple": (T, 2),
+    "dict": {"second": T},
+    "nested": {"more": [T, {"most": (T,)}]},
+    "ordered": collections.OrderedDict(second=T, first=T),
+    "default": collections.defaultdict(list, second=T),
+    "named": Named(T, T + 1),
+    "dataclass": Fields(T, T + 1),
+    "inside": (1, [Fields(T, T + 1)]),
+    "empty": [],
+}
+DOORS: dict[str, Callable] = {"torch.export": tessera.to_exported, "onnx": tessera.onnx.export}
+
+
+def total(tree: object) -> Tensor | float:
+    if isinstance(tree, Fields):
+        tree = (tree.first, tree.second)
+    if isinstance(tree, (dict, list, tuple)):
+        return sum((total(x) for x in (tree.values() if isinstance(tree, dict) else tree)), 0.0)
+    return tree  # type: ignore[return-value]
+
+
+def added(x: Tensor, more: object) -> Tensor:
+    return x + total(more)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_of_which_nothing_is_said(name: str, tmp_path: Path) -> None:
+    def fn(x: Tensor, more: object) -> Tensor:
+        return x.sum(0) + total(more)
+
+    more, x = STRUCTURES[name], torch.randn(9, 4)
+    program = tessera.to_exported(fn, (T, more), dynamic={"x": {0: "rows"}})
+    tessera.export(fn, (T, more), tmp_path / "m.tess", dynamic={"x": {0: "rows"}})
+    torch.testing.assert_close(tessera.jit(program)(x, more), fn(x, more))
+    torch.testing.assert_close(tessera.load(tmp_path / "m.tess")(x, more), fn(x, more))
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes"),
+    [
+        ([T, T], [{0: "n"}, {0: "n"}]),
+        ([2.0, T], {1: {0: "n"}}),
+        ({"a": 2, "b": T}, {"b": {0: "n"}}),
+        (Fields(T, torch.ones(1, 4)), {"first": {0: "n"}}),
+        (Named(torch.ones(1, 4), T), {"second": {0: "n"}}),
+        ({"a": [T, {"b": T}]}, {"a": [{0: "n"}, {"b": {0: "n"}}]}),
+    ],
+)
+def test_sizes_of_some_members(more: object, sizes: object, tmp_path: Path) -> None:
+    tessera.export(added, (T, more), tmp_path / "m.tess", dynamic={"x": {0: "n"}, "more": sizes})
+    run = tessera.load(tmp_path / "m.tess")
+    for x in (torch.randn(2, 4), torch.randn(5, 4)):
+        grown = pytree.tree_map(lambda y, x=x: torch.randn_like(x) if y is T else y, more)
+        torch.testing.assert_close(run(x, grown), added(x, grown))
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes", "message"),
+    [
+        ({"a": T}, {"b": {0: "n"}}, "more has a, got 'b'"),
+        ([T], [{0: "n"}, {0: "n"}], "more has 1 members, got sizes of 2"),
+        ([T], "n", "more is a list: expected sizes of its members, got 'n'"),
+        ([T], [{2: "n"}], "more.0 has 2 dimensions, got 2"),
+        (Fields(T, T), {"third": {0: "n"}}, "more has first, second, got 'third'"),
+        (T, "n", "more: expected sizes by their dimensions"),
+        (T, ("n", None), "more: expected sizes by their dimensions"),
+    ],
+)
+def test_sizes_that_do_not_fit(more: object, sizes: object, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        tessera.to_exported(added, (T, more), dynamic={"more": sizes})
+
+
+class Rest(nn.Module):
+    def forward(self, x: Tensor, scale: float = 1.0, *rest: Tensor, bias: Tensor, **more: Tensor) -> Tensor:
+        return x * scale + sum(rest) * bias + sum(more.values())
+
+
+def summed(*xs: Tensor) -> Tensor:
+    return sum(xs)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_arguments_without_names_of_their_own(door: str, tmp_path: Path) -> None:
+    if door == "onnx":
+        pytest.importorskip("onnx")
+    sizes = {name: {0: "n"} for name in ("x", "rest_0", "rest_1", "late")}
+    args, kwargs = (T, 2.0, T.clone(), T.clone()), {"bias": torch.randn(4), "late": T.clone()}
+    written = DOORS[door](Rest(), args, kwargs=kwargs, dynamic=sizes)
+    run = tessera.onnx.load(written) if door == "onnx" else tessera.jit(written)
+    x, y, z, late = torch.randn(4, 5, 4).unbind(0)
+    given = (x, y, z) if door == "onnx" else (x, 2.0, y, z)
+    got = run(*given, bias=kwargs["bias"], late=late)
+    torch.testing.assert_close(got, Rest()(x, 2.0, y, z, bias=kwargs["bias"], late=late))
+
+
+def test_keys_that_an_artifact_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="expected texts or numbers as the keys of a dict"):
+        tessera.export(lambda x: {True: x + 1}, (T,), tmp_path / "m.tess")
+
+
+def test_nothing_but_arguments_without_names(tmp_path: Path) -> None:
+    tessera.export(summed, (T, T + 1), tmp_path / "m.tess", dynamic={"xs_0": {0: "n"}, "xs_1": {0: "n"}})
+    x, y = torch.randn(2, 6, 4).unbind(0)
+    torch.testing.assert_close(tessera.load(tmp_path / "m.tess")(x, y), x + y)
+    with pytest.raises(OptionError, match="expected one of xs_0, xs_1, got 'xs'"):
+        tessera.export(summed, (T, T + 1), tmp_path / "m.tess", dynamic={"xs": {0: "n"}})
