@@ -217,6 +217,36 @@ def test_explain_does_not_send_users_to_compiled_autograd() -> None:
     assert "config.compiled_autograd" not in str(tessera.explain(fast))
 
 
+def _hooked(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.sin()
+    y.register_hook(lambda g: 2 * g)
+    return (y,)
+
+
+def _hooked_and_read(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    (y,) = _hooked(x)
+    return y, (y * 3).sum(), y.exp()
+
+
+def _seen_through_a_view(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    (y,) = _hooked(x)
+    return y[0], (y * 3).sum()
+
+
+@pytest.mark.parametrize("f", [_hooked, _hooked_and_read, _seen_through_a_view])
+def test_whoever_asks_outside_gets_what_the_hook_inside_made(f: Callable) -> None:
+    told = []
+    for g in (f, tessera.jit(f)):
+        x = torch.linspace(0, 1, 4, dtype=torch.float64).requires_grad_()
+        results, seen = g(x), []
+        for y in results:
+            y.retain_grad()
+        results[0].register_hook(lambda grad, seen=seen: seen.append(grad.tolist()))
+        sum(y.sum() for y in results).backward()  # type: ignore[union-attr]
+        told.append((seen, [t.grad.tolist() for t in (x, *results)]))
+    assert told[1] == told[0]
+
+
 def test_a_hook_where_there_is_no_gradient_is_refused() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

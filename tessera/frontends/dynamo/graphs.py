@@ -76,7 +76,7 @@ def capture_graph(
         captured = capture(torch.no_grad()(run) if enables else run, fakes, names, keep_whole, builder, locate=False)
     return dataclasses.replace(
         captured,
-        trace=behind_hooks(captured.trace, builder.hooked),
+        trace=behind_hooks(captured.trace, builder.hooked, captured.outputs),
         requires_grad=grads,
         enables_grad=enables,
         uncounted=uncounted_arguments(gm),

@@ -63,8 +63,10 @@ def record_hook(
     return x
 
 
-def behind_hooks(trace: Trace, hooked: list[tuple[Value, Value]]) -> Trace:
-    """The program in which every reader of a tensor reads it behind its hook."""
+def behind_hooks(trace: Trace, hooked: list[tuple[Value, Value]], results: int) -> Trace:
+    """The program in which every reader of a tensor reads it behind its hook. Its first outputs are results: outside,
+    `retain_grad` and hooks of a result get what its own hook made of the gradient, and a hook in the program comes
+    after them."""
     for before, after in hooked:
         hook = next(e for e in trace.equations if after in e.results())
         makers = [i for i, e in enumerate(trace.equations) if any(v in hook.inputs() for v in e.results())]
@@ -75,6 +77,11 @@ def behind_hooks(trace: Trace, hooked: list[tuple[Value, Value]]) -> Trace:
             equations=(*first, hook, *(_behind(e, before, after) for e in rest if e is not hook)),
             outputs=substitute(trace.outputs, {before: after}),
             mutations={target: after if v is before else v for target, v in trace.mutations.items()},
+        )
+    if any(after in trace.outputs[:results] for _, after in hooked):
+        raise CaptureError(
+            "a hook on a tensor that the program gives back: whoever asks for its gradient outside is to get what the "
+            "hook made of it; the graph runs eagerly. Set the hook on what the program gives"
         )
     return trace
 
