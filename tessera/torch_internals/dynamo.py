@@ -6,11 +6,13 @@ import functools
 import os
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tessera.torch_internals.frames import cache_entries, reset_code
 from tessera.torch_internals.lookup import owner_of, symbol
 
+_INSIDE = "tracing functions that torch.compile gave"
 TorchDynamoException = symbol("torch._dynamo.exc.TorchDynamoException", "training steps that Dynamo cannot follow")
 TorchRuntimeError = symbol("torch._dynamo.exc.TorchRuntimeError", "calls that fail in eager PyTorch too")
 InternalTorchDynamoError = symbol("torch._dynamo.exc.InternalTorchDynamoError", "calls that Dynamo fails on")
@@ -25,6 +27,8 @@ compile_lock = symbol("torch._dynamo.convert_frame.compile_lock", "compiling in 
 innermost_fn: Callable[[Callable], Callable] = symbol(
     "torch._dynamo.eval_frame.innermost_fn", "compiling what torch.compile was given"
 )
+# Where a function that `torch.compile` gave asks at every call what to do with frames.
+COMPILED_CALL = (owner_of("torch._dynamo.eval_frame._callback_from_stance", _INSIDE), "_callback_from_stance")
 TracingContext = symbol("torch._guards.TracingContext", "finding the fake mode of Dynamo's graph")
 CompileContext = symbol("torch._guards.CompileContext", "the number of a compilation")
 compilation_metrics: Callable[[], list] = symbol(
@@ -37,6 +41,24 @@ mark_dynamic: Callable[[object, int], None] = symbol(
     "torch._dynamo.mark_dynamic", "programs of the engine that take any number of tokens"
 )
 _metrics_context = symbol("torch._dynamo.utils.get_metrics_context", "saying why Dynamo compiles again")
+
+
+_count_frames: Callable[[int], int] | None = symbol(
+    "torch._C._dynamo.eval_frame.set_fullgraph_compiled_frame_count", _INSIDE, since=(2, 13), otherwise=None
+)
+
+
+@contextmanager
+def frames_uncounted() -> Iterator[None]:
+    """Inside, a function compiled with `fullgraph=True` does not ask afterwards if one was compiled at all."""
+    if _count_frames is None:
+        yield
+        return
+    before = _count_frames(0)  # as if a function around it counted
+    try:
+        yield
+    finally:
+        _count_frames(before)
 
 
 def recompile_reason() -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.func as tf
+from torch import cond as torch_cond
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.scan import scan as torch_scan
+from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
 from torch.testing import assert_close
 
 import tessera
@@ -144,6 +150,47 @@ def test_torchs_own_operators_inside_a_transform(x: torch.Tensor, positive: bool
 
     a = x.abs() if positive else -x.abs()
     assert_close(t.grad(f)(a), a.cos() if positive else torch.full((4,), 2.0))
+
+
+def by_name(name: str) -> tuple[Callable, Callable]:
+    """A function that calls one of PyTorch's own operators by a name of its own, and the same in plain operators."""
+    if name == "cond":
+        return (
+            lambda x: torch_cond(x.sum() > 0, lambda x: x.sin(), lambda x: x * 2, (x,)).sum(),
+            lambda x: torch.where(x.sum() > 0, x.sin(), x * 2).sum(),
+        )
+    if name == "scan":
+        return (
+            lambda x: torch_scan(lambda c, row: (c * row, (c + row).sin()), x[0], x)[1].sum(),
+            lambda x: sum((x[:i].prod() * x[0] + x[i]).sin() for i in range(4)),
+        )
+    if name == "map":
+        return lambda x: torch_map(lambda row: {"a": row.sin() * 2}, x)["a"].sum(), lambda x: (x.sin() * 2).sum()
+    return (
+        lambda x: torch_while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y.sin()), (torch.tensor(0), x))[1].sum(),
+        lambda x: x.sin().sin().sin().sum(),
+    )
+
+
+@pytest.mark.parametrize("name", ["cond", "scan", "map", "while_loop"])
+def test_torchs_own_operators_by_another_name(name: str, x: torch.Tensor) -> None:
+    """`from torch import cond`: nothing can be put in the place of a name that the user's module holds."""
+    f, want = by_name(name)
+    rows = torch.stack([x, -x])
+    assert_close(t.jvp(f, (x,), (x + 1,)), torch.func.jvp(want, (x,), (x + 1,)))
+    assert_close(t.vmap(f)(rows), torch.stack([want(row) for row in rows]))
+    if name != "while_loop":
+        assert_close(t.grad(f)(x), torch.func.grad(want)(x))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_functions_inside_a_transform(fullgraph: bool, x: torch.Tensor) -> None:
+    """What `torch.compile` gave runs as it is while it is traced, and is compiled afterwards as before."""
+    compiled = torch.compile(lambda x: x.sin() * 2, backend="eager", fullgraph=fullgraph)
+    assert_close(t.grad(lambda x: compiled(x).sum())(x), 2 * x.cos())
+    assert_close(t.vmap(compiled)(torch.stack([x, x + 1])), torch.stack([x.sin() * 2, (x + 1).sin() * 2]))
+    assert_close(t.jvp(compiled, (x,), (x + 1,)), (x.sin() * 2, 2 * x.cos() * (x + 1)))
+    assert_close(compiled(x), x.sin() * 2)
 
 
 @pytest.mark.parametrize("name", ["cond", "scan", "while_loop"])

@@ -208,8 +208,9 @@ def _torch_scan(mode: Recorder, combine_fn: Callable, init: list, xs: list, addi
 
 
 @torch.ops.higher_order.map_impl.py_impl(Recorder)
-def _torch_map(mode: Recorder, fn: Callable, xs: list, additional: tuple) -> list:
-    return record_scan(mode, lambda _, row: ([], list(fn(*row, *additional))), [], list(xs), reverse=False)[1]
+def _torch_map(mode: Recorder, fn: Callable, xs: list, additional: tuple) -> object:
+    """In Dynamo's graphs `fn` gives a flat list; as a user wrote it, any structure."""
+    return record_scan(mode, lambda _, row: ([], fn(*row, *additional)), [], list(xs), reverse=False)[1]
 
 
 def _watched(ours: Callable) -> Callable:

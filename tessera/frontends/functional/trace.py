@@ -31,6 +31,7 @@ from tessera.ops.op import keep_whole
 from tessera.torch_internals import pytree
 from tessera.torch_internals.autograd import TensorBase
 from tessera.torch_internals.dispatch import disable_current_modes, is_traceable_wrapper_subclass
+from tessera.torch_internals.dynamo import COMPILED_CALL, compile_lock, frames_uncounted
 from tessera.torch_internals.fake import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -214,7 +215,14 @@ def _refuse_shared_writes(trace: Trace, tensors: Sequence[object]) -> None:
 
 @contextmanager
 def watching(builder: Builder) -> Iterator[None]:
-    """While this function is traced, what `WATCHED` names is replaced."""
+    """While this function is traced, what `WATCHED` names is replaced. To other threads it does what it did; they trace
+    and compile when this one is done."""
+    with compile_lock, frames_uncounted(), _replaced(builder):
+        yield
+
+
+@contextmanager
+def _replaced(builder: Builder) -> Iterator[None]:
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in WATCHED]
     _tracing.append(builder)
     for (owner, name, original), (_, _, replace) in zip(before, WATCHED, strict=True):
@@ -266,10 +274,21 @@ def _deepcopy(original: Callable) -> Callable:
     return method
 
 
+def _as_written(original: Callable) -> Callable:
+    """A function that `torch.compile` gave runs as it is: what it does is recorded with the rest."""
+
+    def callback(given: object) -> object:
+        return original(given) if recording() is None else None
+
+    return callback
+
+
 def _by_steps(original: Callable) -> Callable:
     """oneDNN's LSTM is one operator without rules: its gradient's sizes cannot be told, nor is there one of a batch."""
 
     def forward(*args: Any, **kwargs: Any) -> object:
+        if recording() is None:
+            return original(*args, **kwargs)
         onednn, was = torch.backends.mkldnn, torch.backends.mkldnn.enabled
         onednn.enabled = False
         try:
@@ -284,6 +303,7 @@ WATCHED += [(torch.Tensor, name, _refused(name)) for name in ("requires_grad_", 
 WATCHED.append((torch.Tensor, "data", watched_data))
 WATCHED += [(owner, "__deepcopy__", _deepcopy) for owner in (torch.Tensor, torch.nn.Parameter)]
 WATCHED += [(torch.nn.LSTM, "forward", _by_steps), (torch, "lstm", _by_steps)]
+WATCHED.append((*COMPILED_CALL, _as_written))
 
 
 def mode_for(leaves: Sequence[object]) -> FakeTensorMode:
