@@ -212,6 +212,8 @@ class _Level:
     def bridge(self, short: Bridge, saved: Sequence[object], gradients: dict[Value, object]) -> Bridge:
         if short.shares:
             raise NotRepeated("what is saved lies in the memory of results")
+        if any(self.short[i] in self.forward.where for i, _ in short.written):
+            raise NotRepeated("layers write what carries gradients")
         tensors = [isinstance(v, Value) and isinstance(v.type, TensorType) for v in saved]
         stands_for = {v: of for chain in self.chains for v, of in zip(chain.values, self.like(chain), strict=True)}
         reached = dict(zip((self.short[i] for i in short.wrt), short.reached, strict=True))
@@ -231,4 +233,5 @@ class _Level:
             cut=cut if len(cut) < len(gradients) else (),
             edges=edges(self.whole),
             views=tuple(self.part(view) for view in short.views),  # type: ignore[misc]
+            written=tuple((self.numbers[self.short[i]], place) for i, place in short.written),
         )

@@ -25,7 +25,7 @@ from tessera.pipeline.lists import PIPELINES, cleaned
 from tessera.pipeline.options import Options
 from tessera.pipeline.stage import BACKWARD, FORWARD, PROGRAM, Stage, expanded
 from tessera.runtime.call import Layout
-from tessera.runtime.plan import bridge_of, core_of, layout_of, with_views
+from tessera.runtime.plan import bridge_of, core_of, layout_of, without_linked
 from tessera.transforms.halves import Split
 from tessera.transforms.vjp import Joint
 from tessera.util.config import config
@@ -133,9 +133,11 @@ class Run:
             (functional,) = self.account.to_claim
             outputs = list(functional.outputs)
             return Ends(layout_of(self.captured, functional, outputs, {}), None, written)  # type: ignore[arg-type]
-        linked, edited = self.linked and not self.given, bool(self.edits)
-        plan = bridge_of(self.captured, self.joint, self.split, self.results, self.given, linked, edited)
-        return Ends(with_views(self.layout(), plan), plan, written)
+        linked, edited, layout = self.linked and not self.given, bool(self.edits), self.layout()
+        plan = bridge_of(
+            self.captured, self.joint, self.split, self.results, self.given, linked, edited, layout.write_back
+        )
+        return Ends(without_linked(layout, plan), plan, written)
 
     def layout(self) -> Layout:
         trace = self.joint.trace

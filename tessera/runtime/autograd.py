@@ -24,7 +24,7 @@ from tessera.runtime import batched, leaf_hooks
 from tessera.runtime.lent import lend
 from tessera.runtime.linked import Level, Links, levels_of, linked
 from tessera.runtime.proxies import Context, make_proxies, pass_on
-from tessera.runtime.saved import restoring, tied
+from tessera.runtime.saved import as_read, restoring, tied
 from tessera.torch_internals.autograd import DUAL_LEVEL, result_metadata, tensor_hooks
 from tessera.torch_internals.dispatch import BelowADInplaceOrView
 from tessera.torch_internals.frames import skip_frames
@@ -63,6 +63,8 @@ class Bridge:
     # those of the results. `viewed`: which of the caller's outputs they are.
     views: tuple[Aliased, ...] = ()
     viewed: tuple[int, ...] = ()
+    # Inputs that are written before results are linked that are made of what they hold then, and the results they get.
+    written: tuple[tuple[int, int], ...] = ()
     lacking: bool = False  # inputs that nobody knows any more may be None: autograd has no edge to them
 
 
@@ -77,9 +79,17 @@ def bridge(
     levels = levels_of(plan.links, plan.results)
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
     in_order, unsaved, whole = not numbers, plan.unsaved, len(tensors) + len(numbers)
+    own = [k for k, position in enumerate(tensors) if plan.own[position] >= 0]
     restore = restoring(tensors, numbers, plan.own, bool(unsaved))
     # Inputs that only some results lead to, and a backward may not reach.
     partial = [i for i, reached in zip(plan.wrt, plan.reached, strict=True) if len(reached) < len(pulled)]
+
+    def shown(inputs: Sequence[object], out: Sequence[object]) -> Sequence[object]:
+        """The results, with inputs that get some of them in their place."""
+        out = list(out)
+        for i, place in plan.written:
+            out[place] = inputs[i]
+        return out
 
     def some_alone(missing: set[int]) -> bool:
         """Whether something is computed of a missing cotangent. Zeros do in its place where they are only added."""
@@ -126,7 +136,7 @@ def bridge(
             ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
             ctx.strides = [out[i].stride() for i in pulled]
             if levels:
-                ctx.links = Links(plan.views, inputs, out[:results])
+                ctx.links = Links(plan.views, inputs, shown(inputs, out[:results]))
             ctx.edges = edges_to(isinstance(x, torch.Tensor) for x in inputs) if plan.lacking else plan.edges
             for k in plan.contiguous:
                 ctx.strides[k] = contiguous_strides(out[pulled[k]].shape)
@@ -136,6 +146,8 @@ def bridge(
             if not in_order:
                 ctx.numbers = [saved[i] for i in numbers]
                 saved = [saved[i] for i in tensors]
+            if own:
+                saved = as_read(saved, own)
             if partial:
                 there = (i for i in partial if inputs[i] is not None)
                 ctx.hooks = {i: hooks for i in there if (hooks := tensor_hooks(inputs[i]))}
@@ -184,7 +196,8 @@ def bridge(
     apply = _detached(TesseraGraph.apply, plan.cut) if plan.cut else TesseraGraph.apply
     if unsaved:
         apply = _first(apply, results)
-    return linked(apply, levels, pulled, plan.views, between) if len(pulled) > 1 or plan.views else apply
+    links = len(pulled) > 1 or plan.views
+    return linked(apply, levels, pulled, plan.views, dict(plan.written), between) if links else apply
 
 
 def _first(apply: Callable, count: int) -> Callable:

@@ -18,7 +18,7 @@ from tessera.runtime.autograd import Bridge, edge_to
 from tessera.runtime.lent import borrow
 from tessera.runtime.linked import Level
 from tessera.runtime.proxies import Context
-from tessera.runtime.saved import Restore
+from tessera.runtime.saved import Restore, of_leaf
 from tessera.util.errors import DoubleBackwardError
 
 Wanted = tuple[bool | None, ...]
@@ -84,9 +84,12 @@ class DoubleBackward:
         for s, place in zip(saved[len(plan.own) :], getattr(ctx, "proxied", ()), strict=True):
             inputs[plan.unsaved[place]] = s
         for i in plan.wrt:
-            if inputs[i] is None and (node := edge_to(ctx, i)) is not None:
-                inputs[i] = getattr(node, "variable", None)  # of a leaf
-                lost -= {i} - self.written if inputs[i] is not None else set()
+            leaf = None if (node := edge_to(ctx, i)) is None else getattr(node, "variable", None)
+            if leaf is not None and inputs[i] is None:
+                inputs[i] = leaf
+                lost -= {i} - self.written
+            elif leaf is not None:
+                inputs[i] = of_leaf(leaf, inputs[i])  # type: ignore[arg-type]
         for i in lost & getattr(ctx, "lent", {}).keys():  # those too that only the next derivative reads
             if (x := borrow(ctx.lent[i])) is not None:  # type: ignore[attr-defined]
                 inputs[i] = x

@@ -10,13 +10,14 @@ there. The graph's own backward, which computes that flow anyway, takes it off a
 what is left is what others put there, or what a hook has changed.
 
 An inner result may be a view of another one, or of an argument. Autograd makes it, outside the graph; what flows there
-arrives at the other one, or before the graph.
+arrives at the other one, or before the graph. Or it is the new contents of an argument: the argument is written before
+the links are made, which then lead through the history that it has got.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -172,37 +173,53 @@ skip_frames(Link.backward.__code__)
 
 
 def linked(
-    apply: Callable, levels: tuple[Level, ...], results: Sequence[int], views: Sequence[Aliased], flows: Callable
+    apply: Callable,
+    levels: tuple[Level, ...],
+    results: Sequence[int],
+    views: Sequence[Aliased],
+    written: Mapping[int, int],
+    flows: Callable,
 ) -> Callable:
     """The same graph with its outer results behind links, then views that others are made of, and hooks of all these
     called with gradients alone.
 
-    `results` are those with a gradient, several. `flows(ctx, level, cts)`: what flows from the results of a level to
-    those that they are made of.
+    `results` are those with a gradient, several. `written`: inputs that get a result, in whose place they then stand.
+    `flows(ctx, level, cts)`: what flows from the results of a level to those that they are made of.
     """
     inner = {i for level in levels for i in (*level.inner, *level.views)}
     inner |= {view.source for view in views if view.of_output}
+    outer = {i for level in levels for i in level.results}
+    sources = {place: i for i, place in written.items()}
+    first = [place for place in sources if place not in outer]
 
-    def call(*inputs: object) -> Sequence:
+    def call(*inputs: torch.Tensor) -> Sequence:
         out = apply(*inputs)
         graph, count = out[results[0]].grad_fn, len(out)
-        if graph is None and not views:
+        if graph is None and not views and not sources:
             return out
         out = [*out, *[None] * len(views)]
+        held = [*out]  # what later results are made of: an input that was written, or the result itself
+
+        def put(places: Iterable[int]) -> None:
+            for i in places:
+                held[i] = inputs[sources[i]].copy_(out[i]) if i in sources else out[i]
+
+        put(first)
         for level in levels:
             if graph is not None and level.results:
-                ends = (*(out[i] for i in level.results), *(out[i] for i in level.inner), _leaf)
+                ends = (*(out[i] for i in level.results), *(held[i] for i in level.inner), _leaf)
                 for i, result in zip(level.results, Link.apply(level, flows, *ends), strict=True):
                     out[i] = result
+            put(level.results)
             for i in level.views:
                 view = views[i - count]
-                out[i] = view.make(_at(_upon(view), inputs, out), out)
+                out[i] = held[i] = view.make(_at(_upon(view), inputs, held), out)
         if graph is None:
             return out
         for i in (*results, *(i for level in levels for i in level.views)):
-            take_hooks(out[i], hooks := Hooks())
+            take_hooks(held[i], hooks := Hooks())
             if i in inner:
-                graph.links.watch(out[i], hooks)
+                graph.links.watch(held[i], hooks)
         return out
 
     return call

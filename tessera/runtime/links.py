@@ -29,6 +29,7 @@ class Made:
     links: tuple[tuple[int, ...], ...] = ()
     views: tuple[Aliased, ...] = ()
     viewed: tuple[int, ...] = ()
+    written: tuple[tuple[int, int], ...] = ()
 
 
 def computed(captured: Captured) -> list[Value]:
@@ -37,23 +38,41 @@ def computed(captured: Captured) -> list[Value]:
     return list(dict.fromkeys(o for o in outputs if isinstance(o, Value)))
 
 
-def links_of(captured: Captured, outputs: Sequence[int], count: int, pulled: set[int], views: bool) -> Made:
+def links_of(
+    captured: Captured,
+    outputs: Sequence[int],
+    count: int,
+    pulled: set[int],
+    written: Sequence[tuple[int, int]],
+    plain: bool,
+) -> Made:
     """`outputs`: of each output that is computed, its place among so many results. `pulled`: those with a gradient.
-    `views`: whether results may be made of views, too."""
+    `written`: inputs that get a result outside. `plain`: results are made of other results alone, not of views or of
+    what inputs got."""
     every = dict(zip(computed(captured), outputs, strict=False))
     places = {v: place for v, place in every.items() if place in pulled}
-    shown = _views(captured, places) if views else []
+    apart = pulled.difference(outputs)
+    got = {} if plain else {new_contents(captured, i): place for i, place in written if place in apart}
+    places |= got
+    shown = [] if plain else _views(captured, places)
     links = _Links(captured.trace, places, shown, count)
     if shown:
         shown = links.asked(shown)
         links = _Links(captured.trace, places, shown, count)
     if not any(links.made[:count]):
         return Made()
+    asked = {place for one in links.made for place in one}
     return Made(
         tuple(tuple(sorted(one)) for one in links.made),
         tuple(view.made(every, links.number) for view in shown),
         tuple(view.output for view in shown),
+        tuple((i, place) for i, place in written if place in got.values() and place in asked),
     )
+
+
+def new_contents(captured: Captured, i: int) -> Value:
+    """What the program writes to an input."""
+    return captured.trace.mutations[captured.trace.inputs[i]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +93,7 @@ class _View:
         """With places of results for values, and beginning where the view above ends."""
         begin = self.alias.shared[1] if self.above is not None and self.alias.shared is not None else 0
         part = self.alias.part(begin, len(self.alias.steps)).with_places(places)
-        if self.above is None and not self.alias.of_output:
+        if self.upon not in number:
             return part
         return replace(part, source=number[self.upon], of_output=True)
 
@@ -82,12 +101,14 @@ class _View:
 def _views(captured: Captured, places: Mapping[Value, int]) -> list[_View]:
     trace, views = captured.trace, dict[Value, _View]()
     given = {v for v, wanted in zip(trace.inputs, captured.requires_grad, strict=False) if wanted}
-    given -= trace.mutations.keys()
     for i, alias in sorted(captured.aliased.items(), key=lambda item: (len(item[1].steps), item[0])):
         v, ops = trace.outputs[i], {op_name(op) for op, *_ in alias.steps}
         source = (trace.outputs if alias.of_output else trace.inputs)[alias.source]
         if alias.of_output:
             known = source in places and alias.source not in captured.placed
+        elif source in trace.mutations:  # of what it got
+            source = trace.mutations[source]  # type: ignore[index]
+            known = source in places and "as_strided" not in ops
         else:
             known = source in given and "as_strided" not in ops  # of memory that begins elsewhere
         follows = ops and "detach" not in ops and not alias.steps[-1][-1]  # the last one, made under no_grad: a leaf
@@ -141,7 +162,11 @@ class _Links:
 
 
 def as_written(
-    captured: Captured, places: Sequence[int], viewed: Sequence[int], count: int
+    captured: Captured,
+    places: Sequence[int],
+    viewed: Sequence[int],
+    count: int,
+    written: Sequence[tuple[int, int]],
 ) -> tuple[Trace, dict[int, list[Value]]]:
     """The program before anything was done to it, and the values at each place: of results, and of views behind."""
     shown = [captured.trace.outputs[i] for i in viewed]
@@ -150,7 +175,9 @@ def as_written(
     for place, v in zip(places, values, strict=False):
         of.setdefault(place, []).append(v)
     of |= {count + k: [v] for k, v in enumerate(shown) if isinstance(v, Value)}
-    return inline(captured.trace.with_(outputs=(*values, *shown))), of
+    got = {place: new_contents(captured, i) for i, place in written}
+    of |= {place: [v] for place, v in got.items()}
+    return inline(captured.trace.with_(outputs=(*values, *shown, *got.values()))), of
 
 
 def between(

@@ -70,10 +70,11 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     return Layout(tuple(parts), outside, written, counted, fixed, placed, _viewed(captured))
 
 
-def with_views(layout: Layout, plan: Bridge) -> Layout:
-    """The layout where the bridge makes some of the views."""
+def without_linked(layout: Layout, plan: Bridge) -> Layout:
+    """The layout where the bridge makes some of the views, and writes some of the inputs."""
     places = {output: plan.results + k for k, output in enumerate(plan.viewed)}
-    return replace(layout, outputs=tuple(places.get(i, part) for i, part in enumerate(layout.outputs)))
+    outputs = tuple(places.get(i, part) for i, part in enumerate(layout.outputs))
+    return replace(layout, outputs=outputs, write_back=tuple(w for w in layout.write_back if w not in plan.written))
 
 
 def running_statistics(trace: Trace) -> set[Value]:
@@ -123,9 +124,10 @@ def bridge_of(
     given: tuple[Given, ...] = (),
     linked: bool = False,
     edited: bool = False,
+    written: tuple[tuple[int, int], ...] = (),
 ) -> Bridge:
     """`results` are the caller's, each once. `linked`: whether they are to know of each other. `edited`: the program is
-    another one than was captured."""
+    another one than was captured. `written`: inputs that get a result outside."""
     position = {v: i for i, v in enumerate(results)}
     pulled = tuple(position[v] for v in joint.pulled)
     outputs = _outputs(joint, results)
@@ -135,7 +137,7 @@ def bridge_of(
     numbers = tuple(i for i, v in enumerate(split.saved) if not isinstance(v.type, TensorType))
     influences, saved, cut = _influences(joint, split, given), set(split.saved), _cut(joint)
     wanted = [v for v in joint.wrt if inputs[v] not in cut]
-    links = links_of(captured, outputs, len(results), set(pulled), views=not edited) if linked else Made()
+    links = links_of(captured, outputs, len(results), set(pulled), written, plain=edited) if linked else Made()
     return Bridge(
         len(results),
         passive,
@@ -157,6 +159,7 @@ def bridge_of(
         links.links,
         links.views,
         links.viewed,
+        links.written,
         bool(given),
     )
 
@@ -286,7 +289,7 @@ def backward_graph(
         if edited:
             of = {p: [v] for p, v in zip(plan.outputs, core.outputs, strict=False) if isinstance(v, Value)}
         else:
-            core, of = as_written(captured, plan.outputs, plan.viewed, plan.results)
+            core, of = as_written(captured, plan.outputs, plan.viewed, plan.results, plan.written)
         outer = [of[p][0] for p, w in zip(level.results, wanted, strict=True) if w is not None]
         joint = between(core, wrt, outer, [of[p] for p in level.inner], captured.mode, again)
         taken = tuple(joint.trace.outputs.index(v) for v in joint.pulled)

@@ -18,6 +18,34 @@ from tessera.torch_internals.operators import OpOverload
 Restore = Callable[..., list]
 
 
+def as_read(saved: Sequence[torch.Tensor], own: Sequence[int]) -> list[torch.Tensor]:
+    """What is saved, with the leaves at these places as forward reads them: a detached tensor shares the count of
+    writes, and keeps its memory and sizes where somebody assigns to the leaf's `.data`. Tensors that are no leaves are
+    needed themselves, for their history."""
+    saved = list(saved)
+    for k in own:
+        if saved[k].is_leaf:
+            saved[k] = saved[k].detach()
+    return saved
+
+
+class Held(torch.autograd.Function):
+    """What a leaf held when forward read it, with the leaf's history."""
+
+    @staticmethod
+    def forward(ctx, leaf, contents):  # noqa: ANN001, ANN205
+        return contents.detach()
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: ANN001, ANN205
+        return grad, None
+
+
+def of_leaf(leaf: torch.Tensor, contents: torch.Tensor) -> torch.Tensor:
+    """The leaf itself, unless somebody assigned to its `.data` since."""
+    return leaf if leaf.data_ptr() == contents.data_ptr() else Held.apply(leaf, contents)  # type: ignore[return-value]
+
+
 def tied(
     saved: Sequence[torch.Tensor], results: Sequence[object], shares: Sequence[tuple[int, tuple[int, ...]]]
 ) -> list[torch.Tensor]:

@@ -122,6 +122,22 @@ def test_a_kernel_writes_the_shape_that_is_read() -> None:
     assert [v.shape for v in after.equations[0].results()] == [(24, 8)]
 
 
+@pytest.mark.parametrize("view", [lambda y: y.transpose(0, 1), lambda y: y.t(), lambda y: y[1]])
+def test_a_shape_that_is_read_beside_views_of_the_region(view: Callable) -> None:
+    """A region gives a result and a view of it: the view is of the result as the region knows it."""
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = (x * 2).sin()
+        z = view(y)
+        return z, (z + x).exp(), torch.bmm(y.unsqueeze(0), w)
+
+    x, w = torch.randn(4, 4), torch.randn(1, 4, 4)
+    fast = tessera.jit(fn, executors=["tile", "aten"], strict=True)
+    torch.testing.assert_close(fast(x, w), fn(x, w))
+    last = list(tessera.stages(fast))[-1].trace
+    assert views(addresses(last)) < views(last)
+
+
 def test_what_leaves_the_program_is_made() -> None:
     def fn(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y = x * 2 + 1

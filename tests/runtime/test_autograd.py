@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -80,3 +81,44 @@ def test_cotangents_whose_memory_holds_something_else(program, after) -> None:
         w.backward(torch.full_like(w, 1 + 2j))
         grads.append(x.grad)
     torch.testing.assert_close(*grads)
+
+
+def assigned(fn, w: torch.Tensor, new: Callable, again: bool) -> list[torch.Tensor]:
+    """Gradients where somebody assigns to the `.data` of a weight between forward and backward."""
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4).requires_grad_()
+    y = fn(x, w)
+    w.data = new(w.data)
+    if not again:
+        return [y.detach(), *torch.autograd.grad(y.sum(), (x, w))]
+    grads = torch.autograd.grad(y.sum(), (x, w), create_graph=True)
+    return [y.detach(), *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), (x, w))]  # type: ignore[arg-type]
+
+
+PROGRAMS_OF_A_WEIGHT = {
+    "linear": lambda x, w: torch.nn.functional.linear(x, w).tanh(),
+    "product": lambda x, w: (x * w[0]).exp(),
+}
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS_OF_A_WEIGHT)
+def test_a_backward_reads_what_forward_read(program: str, again: bool) -> None:
+    """As eager does of a linear layer's weight. Of a factor, which eager saves itself, it reads the new contents."""
+    fn = PROGRAMS_OF_A_WEIGHT[program]
+    weight = torch.linspace(0, 1, 20, dtype=torch.float64).view(5, 4)
+    want = assigned(fn, weight.clone().requires_grad_(), lambda w: w, again)
+    for new in (lambda w: w * 2, lambda w: w[:1].clone(), lambda w: w.t().contiguous().t() * 3):
+        shape_kept = new(weight).shape == weight.shape
+        if again and not shape_kept:
+            continue  # autograd itself refuses a gradient that does not fit
+        got = assigned(tessera.jit(fn), weight.clone().requires_grad_(), new, again)
+        torch.testing.assert_close(got, want)
+
+
+def test_writes_of_a_weight_are_counted() -> None:
+    w = torch.randn(4, 4, requires_grad=True)
+    y = tessera.jit(torch.nn.functional.linear)(torch.randn(2, 4, requires_grad=True), w)
+    with torch.no_grad():
+        w.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

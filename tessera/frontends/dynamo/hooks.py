@@ -93,7 +93,7 @@ def _behind(eqn: Equation, before: Value, after: Value) -> Equation:
 def check_between_results(gm: torch.fx.GraphModule) -> None:
     """Refuse a graph that ends in a function that asks for the gradient of one of its results by another, or by an
     argument that it wrote, or sets a hook on one of several, there or later. Links serve whoever asks outside
-    (`runtime/linked.py`); views and written arguments have none, and here it is known that somebody asks."""
+    (`runtime/linked.py`); not all views and written arguments have some, and here it is known that somebody asks."""
     ended = getattr(gm, "compile_subgraph_reason", None)
     if ended is None or not getattr(ended, "graph_break", False):
         return

@@ -64,7 +64,8 @@ def launcher(
         assert isinstance(t, TensorType)
         lines.append(f"if {_differs(t, name)}: {name} = with_strides({name}.detach(), {_strides(t)})")
     shown, tail = _as_read(body, lowered)
-    number = {v: k for k, v in enumerate(body.outputs)}
+    viewed = {v for eqn in tail for v in eqn.inputs()}  # they get another shape once their views are made
+    number = {v: k for k, v in enumerate(body.outputs) if v not in viewed}
     for i, v in enumerate(lowered.stored):
         if v in into:
             lines.append(f"{names[v]} = {names[into[v]]}")
@@ -91,7 +92,8 @@ def launcher(
         names |= {v: f"z{i}" for i, v in enumerate(views.outputs)}  # type: ignore[misc]
         results, given = (", ".join(names[v] for v in values) for values in (views.outputs, views.inputs))  # type: ignore[index]
         lines.append(f"{results}, = views({given})")
-        later = {k: names[v] for k, v in enumerate(body.outputs) if k in shapes and v in views.outputs}  # type: ignore[index]
+        after = {*views.outputs, *viewed}
+        later = {k: names[v] for k, v in enumerate(body.outputs) if k in shapes and v in after}  # type: ignore[index]
         lines += [f"{name} = {name}.view({_tuple(shapes[k].shape)})" for k, name in later.items()]
     returned = [v for k, v in enumerate(body.outputs) if k not in over]
     lines.append(f"return ({''.join(f'{names[v]}, ' for v in returned)})")  # type: ignore[index]
