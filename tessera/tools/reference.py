@@ -141,7 +141,7 @@ def reference() -> str:
     """The page of public names."""
     parts = [
         "# Reference\n",
-        "Every public name of `tessera`, from its signature and docstring; `tessera.onnx` has [its own page](onnx.md).\n",
+        "Every public name of `tessera`, from its signature and docstring; `tessera.onnx` has [a page](onnx.md).\n",
         "This page is generated: `python -m tessera.tools.reference` writes it.\n",
     ]
     for title, names in groups().items():
