@@ -146,10 +146,9 @@ def shard(
 
     mesh           what `tessera.mesh` gives, or a DeviceMesh whose axes have names
     plan           a word for each axis ("zero3", or {"dp": "zero3", "tp": "tensor"}), and placements by name, of
-                   weights or of what modules give: {"*.up.weight": "f/tp, d", "*.attn": "b/dp, s, h"}
-                   "hf": as the tp_plan of a Hugging Face model says
-                   A pipeline's axis has the word of a schedule ("1f1b"), that and the modules that stages begin with
-                   ("1f1b", ["blocks.4"]), or a schedule's table
+                   weights or of what modules give: {"*.up.weight": "f/tp, d", "*.attn": "b/dp, s, h"}. The word "hf":
+                   as the tp_plan of a Hugging Face model says. A pipeline's axis has the word of a schedule ("1f1b"),
+                   that and the modules that stages begin with ("1f1b", ["blocks.4"]), or a schedule's table
     reduce_dtype   torch.float32: gradients of 16 bits are summed over ranks in float32
     microbatches   how many parts a pipeline cuts a batch into; None: as many as divide its rows, at most 4 a rank
 

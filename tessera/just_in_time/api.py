@@ -32,10 +32,8 @@ from tessera.torch_internals.corrections import correct_dynamo
 from tessera.torch_internals.floats import keep_floats
 from tessera.torch_internals.tracing import trace_without_collection
 from tessera.transforms.fp8_recipe import FP8
-from tessera.util.config import config
+from tessera.util.config import check_flags, config
 from tessera.util.errors import OptionError
-
-FRONTENDS = ("dynamo", "functional")
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:
@@ -110,8 +108,7 @@ def jit(
     if buckets is not None and not isinstance(buckets, Buckets):
         raise OptionError(f"buckets: expected a tessera.Buckets, got {type(buckets).__name__}")
     how = frontend or config.frontend
-    if how not in FRONTENDS:
-        raise OptionError(f"unknown frontend {how!r}; the frontends are {', '.join(FRONTENDS)}")
+    check_flags({"frontend": how})
     if isinstance(state := compiled_state(fn), Compiled):
         fn = state.fn
     options = Options.of(executors, recompute, memory_budget, cuda_graph, offload, precision)

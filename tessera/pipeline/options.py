@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from tessera.executors import default
 from tessera.executors.base import FusionExecutor, in_order
 from tessera.transforms.fp8_recipe import FP8, Histories
-from tessera.transforms.remat import POLICIES
 from tessera.util.config import check_flags, config, parse_bytes
 from tessera.util.errors import OptionError
 
@@ -33,7 +32,8 @@ class Options:
     ) -> Options:
         recipe = FP8.of(precision)
         where = config.offload if offload is None else offload
-        check_flags({"offload": where})
+        policy = recompute or config.recompute
+        check_flags({"offload": where, "recompute": policy})
         if cuda_graph not in (True, False, "auto"):
             raise OptionError(f"cuda_graph: expected True, False or 'auto', got {cuda_graph!r}")
         listed = config.executors if executors is None else executors
@@ -41,10 +41,7 @@ class Options:
             raise OptionError(f"executors: expected a list of names, got {listed!r}")
         names = default.named(listed) if isinstance(listed, str) else tuple(listed)
         in_order(names)  # an unknown name is refused here, where the user wrote it
-        if (recompute or config.recompute) not in POLICIES:
-            raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {recompute!r}")
         budget = memory_budget if memory_budget is not None else config.memory_budget or None
-        policy = recompute or config.recompute
         if policy == "auto":  # where kernels are fused, arithmetic run again costs less than memory read again
             policy = "cheap" if any(isinstance(e, FusionExecutor) for e in in_order(names)) else "views"
         graph = cuda_graph if isinstance(cuda_graph, str) else "on" if cuda_graph else "off"

@@ -66,7 +66,7 @@ class Engine:
     memory        the cache's share of what the device has free (0.9), or its bytes ("8GB")
     block_size    tokens a block
     budget        tokens a step, at most
-    most_running  sequences a step, at most; most_waiting: sequences in the queue, beyond which requests are refused
+    most_running, most_waiting  sequences a step, and in the queue, at most; requests beyond the queue are refused
     longest       tokens of prompt and answer together; None: what the model's positions allow
     step_seconds  the asked time between tokens: prompts are computed in pieces that keep it
     reuse         compute equal beginnings of prompts once

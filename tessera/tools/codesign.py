@@ -18,7 +18,7 @@ from tessera.util.errors import OptionError
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("source", help="model.pt2, or script.py:function, which gives a model and arguments")
+    parser.add_argument("source", help="model.pt2, model.onnx, or script.py:function, which gives model and arguments")
     parser.add_argument("--machine", default="toy", help="its name, or a TOML file")
     parser.add_argument("--vary", action="append", default=[], metavar="FIELD=VALUES", help="sram.size=x0.5..x2; many")
     parser.add_argument("--points", type=int, default=4, help="of each range")

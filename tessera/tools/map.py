@@ -20,7 +20,7 @@ from tessera.util.errors import OptionError
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("source", help="model.pt2, or script.py:function, which gives a model and arguments")
+    parser.add_argument("source", help="model.pt2, model.onnx, or script.py:function, which gives model and arguments")
     parser.add_argument("--machine", default="toy", help="its name, or a TOML file")
     parser.add_argument("--chips", type=int, default=1, help="how many to use")
     parser.add_argument("--cut", action="append", default=[], metavar="WORD=COUNT", help="tensor=2; many")

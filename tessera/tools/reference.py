@@ -23,14 +23,18 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 # Where a name stands on the page; a name that no group has comes under the last heading.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Compile": ("jit", "train_step", "optim", "Buckets", "quantize", "backend"),
-    "Deploy": ("export", "load"),
+    "Compile": ("jit", "train_step", "optim", "Buckets", "quantize", "FP8", "backend"),
+    "Many ranks": ("mesh", "shard", "experts", "save_state", "load_state"),
+    "Deploy": ("export", "load", "to_exported"),
+    "Serve": ("Engine", "Sampling"),
+    "Other formats": ("stablehlo", "from_jax"),
     "Transforms": (
-        "grad", "value_and_grad", "vjp", "jvp", "linearize", "vmap", "jacrev", "jacfwd", "hessian", "checkpoint",
-        "custom_vjp",
+        "grad", "value_and_grad", "grad_and_value", "vjp", "jvp", "linearize", "vmap", "jacrev", "jacfwd", "hessian",
+        "checkpoint", "custom_vjp",
     ),
     "Control flow": ("cond", "while_loop", "scan"),
     "See through it": ("trace", "stages", "edit", "explain", "check", "reproduce", "profile", "report"),
+    "Spatial machines": ("machine", "map_onto", "simulate", "codesign"),
     "Extend": ("register_operator", "register_kernel", "register_executor", "ops"),
     "Flags": ("config", "override"),
     "Everything else": ("Trace",),
@@ -137,7 +141,7 @@ def reference() -> str:
     """The page of public names."""
     parts = [
         "# Reference\n",
-        "Every public name of `tessera`, from its signature and docstring.\n",
+        "Every public name of `tessera`, from its signature and docstring; `tessera.onnx` has [a page](onnx.md).\n",
         "This page is generated: `python -m tessera.tools.reference` writes it.\n",
     ]
     for title, names in groups().items():

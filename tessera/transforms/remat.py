@@ -27,7 +27,7 @@ from tessera.transforms.enclosed import Place, enclosed
 from tessera.transforms.halves import Halves, Split, nbytes
 from tessera.transforms.mincut import INFINITE, min_cut
 from tessera.transforms.vjp import Joint
-from tessera.util.errors import OptionError
+from tessera.util.config import check_flags
 from tessera.util.search import first_that_fits
 
 ALIVE = 0.05  # of its bytes: what keeping an input or output costs, which the caller mostly has anyway
@@ -37,13 +37,11 @@ ALIKE = 1.02  # times the bytes that are saved: what is as good as the same
 LARGE = 1 << 20  # bytes from which on it counts whether a value is kept
 COPIED = 1 << 18  # bytes that are worth a launch that copies them again
 NOTHING: Mapping[Value, Place] = MappingProxyType({})
-POLICIES = ("none", "views", "cheap", "auto")
 
 
 def remat(joint: Joint, policy: str = "auto", budget: int | None = None) -> Split:
     """Split a joint trace, saving as little as the policy and the budget ask for."""
-    if policy not in POLICIES:
-        raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {policy!r}")
+    check_flags({"recompute": policy})
     plan = _Plan(joint)
     allowed = plan.allowed(policy)
     saved, allowed = plan.unchained(plan.cut(allowed, AGAIN), allowed)

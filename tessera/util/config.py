@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from tessera.util.errors import OptionError
 
 CHOICES = {
-    "fused_random": ("auto", "on", "off"),
+    "recompute": ("none", "views", "cheap", "auto"),
     "offload": ("none", "host"),
+    "fused_random": ("auto", "on", "off"),
     "fp8_matmul": ("auto", "on", "off"),
+    "frontend": ("dynamo", "functional"),
 }  # flags with few values
 BYTES = ("memory_budget", "cache_size")  # flags that are a number of bytes, or empty
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
 import tessera
+from tessera.util.config import CHOICES
 from tessera.util.errors import OptionError
 
 
@@ -19,6 +22,16 @@ def test_unknown_flags_are_refused() -> None:
     with pytest.raises(OptionError, match="log: expected int, got 'much'"):
         tessera.config.log = "much"  # type: ignore[assignment]
     assert tessera.config.fused_random == "auto" and tessera.config.log == 0
+
+
+@pytest.mark.parametrize("flag", CHOICES)
+def test_values_that_a_flag_does_not_have_are_refused(flag: str) -> None:
+    told = f"{flag}: expected one of {', '.join(CHOICES[flag])}, got 'maybe'"
+    with pytest.raises(OptionError, match=told), tessera.override(**{flag: "maybe"}):
+        pass
+    if flag in inspect.signature(tessera.jit).parameters:
+        with pytest.raises(OptionError, match=told):
+            tessera.jit(torch.sin, **{flag: "maybe"})
 
 
 @pytest.mark.parametrize("level", range(4))

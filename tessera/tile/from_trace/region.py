@@ -24,16 +24,6 @@ from tessera.tile.dialect.index import name
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.from_trace.around import Around
 from tessera.tile.from_trace.index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, sizes_of, strides_of
-from tessera.tile.from_trace.lower import (  # noqa: F401  (fill the table)
-    activation,
-    average_pool,
-    gather,
-    pool,
-    random,
-    reduce,
-    view,
-)
-from tessera.tile.from_trace.lower import product as lower_product  # noqa: F401
 from tessera.tile.from_trace.lower import view as lower_view
 from tessera.tile.from_trace.lower.rule import DTYPES, SELECT, VIEW, Call, Rule, rule_of
 from tessera.tile.from_trace.space import Axis, Space, arrange, find_space, split_axes

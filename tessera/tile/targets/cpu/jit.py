@@ -1,7 +1,7 @@
 """From LLVM text to a function in this process: optimise, make object code, link, and wrap for Python.
 
 Few passes are run, because the text is already what it should become: vectors are explicit, loops are as they should
-be. Object code is made once and kept (see `tile.cache`); linking costs under a millisecond.
+be. Object code is made once and kept (see `util/disk.py`); linking costs under a millisecond.
 """
 
 from __future__ import annotations
