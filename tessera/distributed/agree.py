@@ -1,8 +1,9 @@
 """Ranks compare what they have: before a program runs for the first time, when it was edited, and when sizes change.
 
 In: this rank's programs as lines, its plan and its part of the batch. Out: nothing, or an error on all ranks that says
-who differs and where: in the sizes of the batch, the plan, or the first equation that is not the same, with its line.
-Ranks that stand at the same place of the data axes must have been given the same rows, which a checksum tells.
+who differs and where: in the sizes of the batch, the plan, the first equation that is not the same, with its line, or
+the options of the optimizer. Ranks that stand at the same place of the data axes must have been given the same rows,
+which a checksum tells.
 """
 
 from __future__ import annotations
@@ -43,10 +44,15 @@ class Agreement:
 
     @at_users_line
     def __call__(
-        self, compiled: Compiled, sizes: tuple, leaves: Sequence[object], lines: Callable[[], Sequence[str]]
+        self,
+        compiled: Compiled,
+        sizes: tuple,
+        leaves: Sequence[object],
+        lines: Callable[[], Sequence[str]],
+        options: Sequence[str] = (),
     ) -> None:
-        """`lines` are the programs."""
-        agree(self.sharding, leaves, compiled.digest, lines, compiled.executable not in self.known)
+        """`lines` are the programs, `options` those of the optimizer's groups."""
+        agree(self.sharding, leaves, compiled.digest, lines, compiled.executable not in self.known, options)
         self.known.add(compiled.executable)
         self.sizes = sizes
 
@@ -57,9 +63,11 @@ def agree(
     digest: str,
     lines: Callable[[], Sequence[str]],
     first: bool = True,
+    options: Sequence[str] = (),
 ) -> None:
-    """Raise on every rank where one of them differs. `digest` is that of the programs, `lines` are the programs.
-    Rows are compared at the `first` call: a checksum waits for the device."""
+    """Raise on every rank where one of them differs. `digest` is that of the programs, `lines` are the programs. An
+    optimizer's options are numbers that programs are given; with others on some ranks, parts of a weight would not be
+    those of one. Rows are compared at the `first` call: a checksum waits for the device."""
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     here = sharding.device_mesh.get_coordinate() or []
     at = dict(zip(sharding.mesh.names, here, strict=True))
@@ -68,13 +76,17 @@ def agree(
         "plan": f"{sharding.mesh}: {dict(sharding.plan.words)} {dict(sharding.plan.patterns)}",
         "place": [at[axis] for axis in sharding.plan.axes(*DATA)],
         "rows": [0 if isinstance(x, DTensor) else _checksum(x) for x in tensors] if first else [],
+        "options": [*options],
         "program": digest,
     }
     every = everyones(mine)
     for what, told in (("sizes", "a batch of"), ("plan", "the plan")):
         _same(every, what, told)
     _same_rows(every)
-    if len({each["program"] for each in every}) > 1:
+    programs = {each["program"] for each in every}
+    if len(programs) == 1:
+        _same(every, "options", "an optimizer with")
+    else:
         first_difference(everyones(list(lines())), "program")  # a line of a program ends with the user's
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from tessera.distributed.capture import Forward, simplified
 from tessera.distributed.stateless import attributes_kept
+from tessera.ir.call import in_place
 from tessera.ir.equation import NOWHERE, Value
 from tessera.ir.types import TensorType, contiguous_strides
 from tessera.transforms.pipelined.rows import Seen
@@ -24,12 +25,17 @@ OTHER = Seen("a program that depends on how many rows there are", NOWHERE)
 
 
 def over_whole_batch(
-    part: Forward, whole: Forward, microbatches: int, batch: Sequence[Value] = (), buffers: Collection[Value] = ()
+    part: Forward,
+    whole: Forward,
+    microbatches: int,
+    batch: Sequence[Value] = (),
+    buffers: Collection[Value] = (),
+    pulled: bool = True,
 ) -> Written:
-    found = written(part.trace, whole.trace, microbatches, batch, buffers)
+    found = written(in_place(part.trace), in_place(whole.trace), microbatches, batch, buffers, pulled)
     if found is not None:
         return found
-    found = written(part.recorded, whole.recorded, microbatches, batch, buffers)
+    found = written(in_place(part.recorded), in_place(whole.recorded), microbatches, batch, buffers, pulled)
     return Written(part.trace, None, (OTHER,)) if found is None else replace(found, trace=simplified(found.trace))
 
 

@@ -72,15 +72,15 @@ class PipelinedCall(ShardedCall):
             return capture(model, None, batch, named, types, watched, caches, sharding.regions)
 
         forward = captured(count)
+        needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
+        grad = grad and caches is None and any(needs)
         if count > 1:
             whole = captured(1)
             refuse_steady(forward, whole, "jit")
-            seen = over_whole_batch(forward, whole, count).seen
+            seen = over_whole_batch(forward, whole, count, pulled=grad).seen
             forward = replace(forward, alone=warned(seen, "jit", "results", sharding.device_mesh))
         lies = sharding.settle(model, forward, leaves).on(sharding.plan.inner)
         self.python.settle()
-        needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
-        grad = grad and caches is None and any(needs)
         kept, giving = ({}, {}) if caches is None else self._kept(forward, caches)
         piped = Piped(
             in_passes(pipe.home, count, grad), pipe.axis, sharding.device_mesh.get_local_rank(pipe.axis), pipe.starts,

@@ -111,7 +111,7 @@ def split(trace: Trace, run: Run) -> Trace:
     options, account = run.options, run.account
     # Where saved tensors can go to the host, the budget is met by that alone.
     budget = options.memory_budget if options.offload == "none" else None
-    run.split = remat(joint, options.recompute, budget)
+    run.split = run.completed(remat(joint, options.recompute, budget))
     account.saved_bytes = run.split.saved_bytes
     given = set(joint.trace.inputs)
     account.saved = tuple(v.name for v in run.split.saved if v not in given)

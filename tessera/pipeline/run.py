@@ -81,6 +81,10 @@ class Run:
         """Nothing to differentiate after all."""
         self.kind = self.plain_kind
 
+    def completed(self, split: Split) -> Split:
+        """Both halves, where backward reads more than its gradients need."""
+        return split
+
     def backward_of(self, split: Split) -> Trace:
         return split.backward
 

@@ -66,6 +66,17 @@ class OptimizerState:
         """What decides the equations of every group; a program made for other forms is not used."""
         return tuple(self.rule.form(group) for group in self.optimizer.param_groups)
 
+    def told(self) -> list[str]:
+        """The options of every group, as ranks compare them."""
+        return [
+            ", ".join(
+                f"{name}={value.tolist() if isinstance(value, torch.Tensor) else value}"
+                for name, value in group.items()
+                if name not in ("params", "param_names")
+            )
+            for group in self.optimizer.param_groups
+        ]
+
     # --- state ---
 
     def ensure(self, p: torch.Tensor, options: dict, names: tuple[str, ...]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,8 @@ class PipelinedStep(ShardedStep):
 
     def _agree(self, compilation: PipelinedCompilation, sizes: tuple, leaves: list) -> None:  # type: ignore[override]
         self._check_room(compilation)
-        self.agreement(compilation, sizes, leaves, lambda: same_lines(compilation.account, compilation.edits))
+        lines = partial(same_lines, compilation.account, compilation.edits)
+        self.agreement(compilation, sizes, leaves, lines, self.state.told())
 
     @at_users_line
     def _microbatches(self, leaves: list) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -121,7 +122,8 @@ class ShardedStep:
 
     def _agree(self, compilation: ShardedCompilation, sizes: tuple, leaves: list) -> None:
         self._check_room(compilation)
-        self.agreement(compilation, sizes, leaves, lambda: told(compilation.account, compilation.edits))
+        lines = partial(told, compilation.account, compilation.edits)
+        self.agreement(compilation, sizes, leaves, lines, self.state.told())
 
     @at_users_line
     def _check_room(self, compilation: ShardedCompilation) -> None:

@@ -103,6 +103,16 @@ class ShardedStepRun(ShardedRun):
     def without_gradient(self) -> None:
         raise CaptureError("the loss depends on no parameter of the optimizer")
 
+    def completed(self, split: Split) -> Split:
+        """Weights that the forward writes are saved as it leaves them: the update begins there."""
+        pairs = zip(self.joint.wrt, split.backward.outputs, strict=True)
+        new = [self.left(v) for v, grad in pairs if isinstance(grad, Value)]
+        return split.saving([v for v in new if v not in self.joint.trace.inputs])
+
+    def left(self, weight: Value) -> Value:
+        """A weight as the forward leaves it."""
+        return self.joint.trace.mutations.get(weight, weight)
+
     def backward_of(self, split: Split) -> Trace:
         """Backward with clipping and the update at its end."""
         recipe, backward = self.of.recipe, seeded(split.backward, self.joint, self.of.recipe.scale)
@@ -118,9 +128,11 @@ class ShardedStepRun(ShardedRun):
         rest = update.inputs[len(self.with_grads) :]
         for v, extra in zip(rest, extras, strict=True):
             if extra.kind == "param":
-                rename[v] = local[self.with_grads[extra.member]]
+                rename[v] = self.left(local[self.with_grads[extra.member]])
         self.extras = tuple(e for e in extras if e.kind != "param")
         update = relaid(update, rename)
+        target = {self.left(v): v for v in local.values()}
+        update = update.with_(mutations={target.get(t, t): v for t, v in update.mutations.items()})
         inputs = tuple(v for v in update.inputs if v not in set(grads.values()))
         return joined(backward.with_(outputs=()), update.with_(inputs=inputs), 0, backward.name)
 

@@ -7,8 +7,8 @@ wants and whose result is not saved stands in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,6 +28,15 @@ class Split:
     saved: tuple[Value, ...]
     returned: tuple[Value, ...]  # mutated inputs whose new contents carry gradients: written back outside
     saved_bytes: int
+
+    def saving(self, more: Collection[Value]) -> Split:
+        """The same with more values that forward hands to backward."""
+        new = tuple(v for v in more if v not in self.saved)
+        first = len(self.saved)
+        given = self.backward.inputs
+        backward = self.backward.with_(inputs=(*given[:first], *new, *given[first:]))
+        forward = self.forward.with_(outputs=(*self.forward.outputs, *new))
+        return replace(self, forward=forward, backward=backward, saved=(*self.saved, *new))
 
 
 class Halves:

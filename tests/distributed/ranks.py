@@ -267,6 +267,7 @@ def differing(rank: int, folder: Path) -> None:
     told(lambda: tessera.mesh(device="cpu", **({"dp": 2, "tp": 1} if rank else {"dp": 1, "tp": 2})))
     told(known_sizes, rank, mesh)
     told(edited, rank, mesh, folder)
+    told(other_options, rank, mesh)
     dist.barrier()
     (folder / f"differing_{rank}.txt").write_text("\n".join(says))
 
@@ -277,6 +278,13 @@ def known_sizes(rank: int, mesh: DeviceMesh) -> None:
     for rows in (2, 4, 6, 2):
         model(torch.ones(rows, 4))
     model(torch.ones(4 + 2 * rank, 4))
+
+
+def other_options(rank: int, mesh: DeviceMesh) -> None:
+    """The rate is a number that the one program is given."""
+    model = tessera.shard(Scaled(1), mesh, "ddp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + rank))
+    tessera.train_step(model, lambda model, x: model(x).sum(), optimizer, executors="aten")(torch.ones(2, 4))
 
 
 def edited(rank: int, mesh: DeviceMesh, folder: Path) -> None:

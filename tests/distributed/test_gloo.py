@@ -96,7 +96,9 @@ def test_a_state_goes_from_mesh_to_mesh(folder: Path) -> None:
 def test_ranks_that_differ_say_so(folder: Path) -> None:
     """Sizes of batches, programs, and rows of ranks that should have the same, on both ranks."""
     for rank in range(2):
-        sizes, model, program, rows, mesh, known, edited = (folder / f"differing_{rank}.txt").read_text().splitlines()
+        sizes, model, program, rows, mesh, known, edited, options = (
+            (folder / f"differing_{rank}.txt").read_text().splitlines()
+        )
         assert "rank 1 has a batch of ['torch.int64 [1, 8]'], rank 0 ['torch.int64 [2, 8]']" in sizes
         assert "it has 'weight: torch.float32 [5, 4]', rank 0 'weight: torch.float32 [4, 4]'" in model
         assert "rank 1 has another program than rank 0: it has 'mul" in program and "ranks.py:" in program
@@ -106,3 +108,5 @@ def test_ranks_that_differ_say_so(folder: Path) -> None:
         assert "rank 1 has a batch of ['torch.float32 [6, 4]'], rank 0 ['torch.float32 [4, 4]']" in known
         assert 'it has "all_reduce = dist.all_reduce(' in edited and 'rank 0 "reduce_scatter' in edited
         assert "edited_1.py:" in edited
+        assert "rank 1 has an optimizer with ['lr=0.2, " in options and "rank 0 ['lr=0.1, " in options
+        assert "ranks.py:" in options

@@ -122,7 +122,22 @@ class Repeated(nn.Module):
         return self.head(x)
 
 
+class Bounded(nn.Module):
+    """Its forward writes weights: rows that grow too long, and whatever is too large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up = nn.Embedding(VOCABULARY, 16, max_norm=1.0), nn.Linear(16, 16)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.up.weight.clamp_(-0.1, 0.1)
+        return self.head(F.relu(self.up(self.words(ids))))
+
+
 CASES = {
+    "weights that forward writes": (Bounded, token_loss),
     "a layer in several places": (Repeated, token_loss),
     "complex weights": (Waves, token_loss),
     "weight norm": (Normed, token_loss),
@@ -144,9 +159,11 @@ def test_trains_alike(name: str, words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("options", [{"optimizer": "sgd"}, {"clip": 0.3}, {"accumulate": 2}], ids=str)
 @pytest.mark.parametrize("words", [("zero2",), ("zero3", "1f1b")], ids="·".join)
-def test_complex_weights(words: tuple[str, ...], options: dict) -> None:
+@pytest.mark.parametrize("make", [Waves, Bounded])
+@pytest.mark.filterwarnings("ignore:.*over a pipeline aten.embedding_renorm")
+def test_with_options(make: type, words: tuple[str, ...], options: dict) -> None:
     torch.manual_seed(0)
-    model, batches, plan = Waves().double(), token_batches(4), plan_of(words)
+    model, batches, plan = make().double(), token_batches(4), plan_of(words)
     mine = train_mesh(model, token_loss, batches, dict.fromkeys(plan, 2), plan, **options)
     how = options.get("optimizer", "adam"), options.get("clip"), options.get("accumulate", 1)
     assert_equal(mine, train_whole(model, token_loss, batches, *how))

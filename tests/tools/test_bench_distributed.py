@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tessera.inspection.timeline import LATENCY, timeline
+from tessera.inspection.timeline import LATENCY, Clock, timeline
 from tessera.ir.builder import Builder, emit
 from tessera.ir.dist import bytes_copied, bytes_sent, is_collective, on
 from tessera.ir.equation import Equation, Value
@@ -100,6 +100,23 @@ def test_work_is_that_of_the_products_and_attention() -> None:
     tokens, attended = case.rows * length, 2 * case.rows * config.heads * length * length * config.head
     weights = config.layers * (4 * config.width**2 + 3 * config.width * config.hidden) + config.width * config.vocab
     assert seconds == pytest.approx((6 * weights * tokens + 3.5 * config.layers * attended) / 1e9, rel=0.01)
+
+
+def test_work_of_a_stage_adds_gradients_of_microbatches() -> None:
+    """Between its programs: of every microbatch but the first, two operands and a result."""
+    case = one_rank.CASES[-1]
+    slow = with_figures(machine("h200"), {"bandwidth": 1e9, "sustained.bfloat16": 1e12}, "made up")
+    with one_rank.rank_of(case, one_rank.TINY, 64, torch.device("cpu")) as (step, _):
+        (program,) = step.programs.values()
+        of = program.compilation
+        seconds, needed = one_rank.foreseen(of, slow)
+    alone = Clock(slow)
+    for part in of.executable.parts.values():
+        for _ in range(case.microbatches):
+            alone.run_all(part.trace)
+    alone.run_all(of.update.trace)
+    added = 3 * (case.microbatches - 1) * needed.weights / slow.bandwidth  # all of them are trained
+    assert seconds - alone.device == pytest.approx(added, rel=1e-6)
 
 
 def test_every_exchange_over_a_group_of_one() -> None:

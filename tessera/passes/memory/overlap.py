@@ -172,6 +172,7 @@ class _Order:
         self.clock = 0.0  # operations of products so far
         self.urgent: defaultdict[str, deque[Value]] = defaultdict(deque)  # by axis, in order
         self.free: dict[str, float] = {}  # when the links along an axis have done what was given to them
+        self.takes: dict[Value, float] = {e.out: taken(e) for e in exchanges}
         self.ends: dict[Value, float] = {}  # when what was begun is there
         for unit in _units(trace, last) if last >= 0 else ():
             unit.missing -= self.there
@@ -257,8 +258,9 @@ class _Order:
     def is_over(self, queue: _Queue, v: Value) -> bool:
         """Somebody behind the last product waits for it, and it should be there; or it is a sum that is there for
         certain, whose operand need not live on."""
-        certain = self.ends[v] + taken(self.results[v]) + PAUSE
-        return (v in self.units and self.ends[v] <= self.clock) or (queue.sums and certain <= self.clock)
+        if queue.sums and self.ends[v] + self.takes[v] + PAUSE <= self.clock:
+            return True
+        return v in self.units and self.ends[v] <= self.clock
 
     def too_much(self, eqn: Equation) -> bool:
         """Until it is read, its result would live beside as much as ever lives at once, and one gathered more."""
@@ -279,7 +281,7 @@ class _Order:
         urgent = self.urgent[axis_in(eqn.args[1:])]
         while urgent and urgent[0] in self.ends:
             urgent.popleft()
-        return bool(urgent) and urgent[0] is not eqn.out and when - self.read[urgent[0]] > EARLY * taken(eqn)
+        return bool(urgent) and urgent[0] is not eqn.out and when - self.read[urgent[0]] > EARLY * self.takes[eqn.out]
 
     def moved_up(self, unit: _Unit) -> Iterator[Equation]:
         """What leads to an exchange behind the last product; the exchange is the next of its queue."""
@@ -314,7 +316,7 @@ class _Order:
     def begin(self, queue: _Queue, eqn: Equation) -> Equation:
         begin, self.pending[eqn.out] = paired(self.builder, eqn, eqn.inputs()[0] in self.own)
         axis = axis_in(eqn.args[1:])
-        self.free[axis] = self.ends[eqn.out] = max(self.free.get(axis, 0.0), self.clock) + taken(eqn)
+        self.free[axis] = self.ends[eqn.out] = max(self.free.get(axis, 0.0), self.clock) + self.takes[eqn.out]
         queue.begun[eqn.out] = None
         queue.moving += queue.takes(eqn)
         return begin

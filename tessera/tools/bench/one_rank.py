@@ -25,11 +25,13 @@ from tessera.distributed.channel import GroupChannel
 from tessera.distributed.communicator import bind
 from tessera.inspection.memory import most_allocated
 from tessera.inspection.timeline import Clock
+from tessera.ir.builder import Builder, aten
 from tessera.ir.dist import Communicator, on
+from tessera.ir.equation import Value, values_in
+from tessera.ir.trace import Trace
 from tessera.machines import Machine, machine_of
 from tessera.machines.here import with_figures
 from tessera.machines.measure import seconds
-from tessera.pipeline.account import Program
 from tessera.tools.bench.machine import attention, host, products
 from tessera.tools.llama import Llama, LlamaConfig
 from tessera.training.needs import Needs, needs
@@ -150,22 +152,36 @@ def rank_of(case: Case, config: LlamaConfig, length: int, device: torch.device) 
 def foreseen(of: ShardedCompilation, machine: Machine) -> tuple[float, Needs]:
     """Seconds of work in a step, and of waiting for the host that launches it; and the memory that it needs."""
     clock = Clock(machine)
-    for program in _run_in_turn(of):
-        clock.run_all(program.trace)
+    for trace in _run_in_turn(of):
+        clock.run_all(trace)
     return clock.device, needs(of)
 
 
-def _run_in_turn(of: ShardedCompilation) -> Iterator[Program]:
-    """The programs of a step, each as often as it runs."""
+def _run_in_turn(of: ShardedCompilation) -> Iterator[Trace]:
+    """The programs of a step, each as often as it runs; of a pipeline also how gradients of microbatches are added."""
     if not isinstance(of, PipelinedCompilation):
-        yield from of.programs
+        yield from (program.trace for program in of.programs)
         return
-    for step in of.pipeline.rows[of.piped.rank]:
+    pipeline, there = of.pipeline, set[Value]()
+    for step in pipeline.rows[of.piped.rank]:
         if isinstance(step, Do):
             whole = step.action.kind == "B" and not of.piped.schedule.split
-            parts = [(kind, step.action.stage) for kind in (("B", "W") if whole else (step.action.kind,))]
-            yield from (of.executable.parts[part] for part in parts if part in of.executable.parts)
-    yield from (p for p in (of.norms, of.update) if p is not None)
+            for kind in ("B", "W") if whole else (step.action.kind,):
+                part = kind, step.action.stage
+                if part in of.executable.parts:
+                    yield of.executable.parts[part].trace
+                grads = [v for v in values_in(pipeline.stages.programs[part].outputs) if v in pipeline.grads.values()]
+                yield _added([v for v in grads if v in there])
+                there.update(grads)
+    yield from (p.trace for p in (of.norms, of.update) if p is not None)
+
+
+def _added(values: Sequence[Value]) -> Trace:
+    """To each of these another one of its size is added."""
+    builder = Builder("sums")
+    pairs = [[builder.input(v.name, v.type) for _ in range(2)] for v in values]
+    with builder:
+        return builder.finish([aten.add(a, b) for a, b in pairs])
 
 
 def measured(case: Case, config: LlamaConfig, length: int, machine: Machine, device: torch.device) -> Told:

@@ -96,6 +96,7 @@ class _Kinds:
                 held.update(eqn.results())
             else:
                 self.work.append(eqn)
+        self.work = self._written_early(self.work)
         self.backward: list[Equation] = []
         for eqn in trace.equations[joint.split :]:
             own = not has_effect(eqn) and not any(v in given_back for v in eqn.results())
@@ -106,6 +107,24 @@ class _Kinds:
                 self.anywhere.add(eqn)
             else:
                 self.backward.append(eqn)
+
+    def _written_early(self, work: list[Equation]) -> list[Equation]:
+        """What leads to the new content of an input alone comes right behind what it reads: with that on one stage."""
+        mutated, read = set(self.trace.mutations.values()), set(values_in(self.trace.outputs))
+        leads: set[Equation] = set()
+        for eqn in reversed(work):
+            if not has_effect(eqn) and read.isdisjoint(eqn.results()) and not mutated.isdisjoint(eqn.results()):
+                leads.add(eqn)
+                mutated.update(eqn.inputs())
+            else:
+                read.update(eqn.inputs())
+        place: dict[Value, int] = {}
+        keys: dict[Equation, int] = {}
+        for i, eqn in enumerate(work):
+            behind = [place[v] for v in eqn.inputs() if v in place]
+            keys[eqn] = max(behind) if eqn in leads and behind else i
+            place.update(dict.fromkeys(eqn.results(), keys[eqn]))
+        return sorted(work, key=keys.__getitem__)
 
 
 def _free(eqn: Equation) -> bool:
@@ -122,7 +141,7 @@ class _Cut:
         self.at: dict[Equation, tuple[int, ...]] = {}  # the stages that an equation stands on
         placed = where.homes or {}
         read = [self.weights_of(eqn) | {v for v in eqn.results() if v in placed} for eqn in kinds.work]
-        stage_of = stages_of(kinds.work, read, count, where)
+        stage_of = stages_of(kinds.work, read, count, where, self.inside_writes())
         self.before_writes(stage_of)
         self.at |= {eqn: (stage,) for eqn, stage in stage_of.items()}
         self.spread()
@@ -186,6 +205,17 @@ class _Cut:
             self.at[eqn] = tuple(sorted(stages))
             for v in self.roots(eqn):
                 wanted.setdefault(v, set()).update(stages)
+
+    def inside_writes(self) -> set[int]:
+        """Of the forward's equations, those between the first that reads an input and the one that writes it."""
+        place = {eqn: i for i, eqn in enumerate(self.kinds.work)}
+        written = {t: place[self.maker[v]] for t, v in self.trace.mutations.items() if self.maker.get(v) in place}
+        inside: set[int] = set()
+        for eqn, i in place.items() if written else ():
+            for v in self.roots(eqn):
+                if v in written:
+                    inside.update(range(min(i, written[v]) + 1, max(i, written[v]) + 1))
+        return inside
 
     def before_writes(self, stage_of: dict[Equation, int]) -> None:
         """Who reads an input that a stage writes stands on that stage."""

@@ -48,9 +48,14 @@ def cost_of(eqn: Equation) -> float:
 
 
 def stages_of(
-    work: Sequence[Equation], weights: Sequence[Collection[Value]], count: int, where: Where
+    work: Sequence[Equation],
+    weights: Sequence[Collection[Value]],
+    count: int,
+    where: Where,
+    inside: Collection[int] = (),
 ) -> dict[Equation, int]:
-    """The stage of each equation; `weights` are those that each equation reads, and results that it makes."""
+    """The stage of each equation; `weights` are those that each equation reads, and results that it makes. Cuts stand
+    before none of the equations `inside` of what one stage must do, as long as there are other places."""
     if count > len(work):
         raise OptionError(f"pipeline: expected at most {len(work)} stages, as many as there is work for, got {count}")
     reading = [e for e, read in zip(work, weights, strict=True) if read]
@@ -63,23 +68,24 @@ def stages_of(
     if where.homes is not None:
         choices = where.choices or [0] * (count - 1)
         windows = [_window(weights, where.homes, k) for k in range(1, count)]
-        cuts = [_narrowest(crossing, *window, n) for window, n in zip(windows, choices, strict=True)]
+        cuts = [_narrowest(crossing, inside, *window, n) for window, n in zip(windows, choices, strict=True)]
     elif where.starts:
-        cuts = [_narrowest(crossing, *_before(weights, start)) for start in where.starts]
+        cuts = [_narrowest(crossing, inside, *_before(weights, start)) for start in where.starts]
     else:
-        cuts = _by_cost([cost_of(e) for e in work], crossing, count)
+        cuts = _by_cost([cost_of(e) for e in work], crossing, inside, count)
     cuts = [0, *cuts, len(work)]
     if any(a > b for a, b in zip(cuts, cuts[1:], strict=False)):
         raise OptionError("pipeline: expected stages in the order in which the program runs, got modules in another")
     return {work[i]: k for k in range(count) for i in range(cuts[k], cuts[k + 1])}
 
 
-def _by_cost(costs: Sequence[float], crossing: Sequence[int], count: int) -> list[int]:
+def _by_cost(costs: Sequence[float], crossing: Sequence[int], inside: Collection[int], count: int) -> list[int]:
     sums = list(accumulate(costs, initial=0.0))
     cuts = [0]
     for k in range(1, count):
         ideal, slack = sums[-1] * k / count, sums[-1] / count * NEAR
-        places = range(cuts[-1] + 1, len(costs) - (count - k) + 1)
+        behind = range(cuts[-1] + 1, len(costs) - (count - k) + 1)
+        places = [i for i in behind if i not in inside] or behind
         near = [i for i in places if abs(sums[i] - ideal) <= slack] or [min(places, key=lambda i: abs(sums[i] - ideal))]
         cuts.append(min(near, key=lambda i: (crossing[i], abs(sums[i] - ideal))))
     return cuts[1:]
@@ -99,9 +105,9 @@ def _crossing(work: Sequence[Equation]) -> list[int]:
     return list(accumulate(steps))
 
 
-def _narrowest(crossing: Sequence[int], first: int, last: int, choice: int = 0) -> int:
+def _narrowest(crossing: Sequence[int], inside: Collection[int], first: int, last: int, choice: int = 0) -> int:
     """Of the places from first to last the one where the fewest bytes cross; the latest of such."""
-    places = sorted(range(first, last + 1), key=lambda i: (crossing[i], -i))
+    places = sorted(range(first, last + 1), key=lambda i: (i in inside, crossing[i], -i))
     if choice == len(places):
         raise NoOtherPlace("pipeline: expected a program that can be cut where its weights are")
     return places[choice]

@@ -14,11 +14,12 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from fractions import Fraction
 
 from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.equation import Equation, Source, Value
 from tessera.ir.placement import Mark
-from tessera.ir.schema import draws
+from tessera.ir.schema import draws, is_pointwise
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.ops.custom import AUTOGRAD_FUNCTION, ONCE
@@ -32,6 +33,9 @@ OVER_CLASSES = names("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d nll_los
 MADE = names("zeros ones full empty new_zeros new_ones new_full new_empty zeros_like ones_like full_like empty_like")
 ALONG = names("cat split split_with_sizes chunk slice narrow")
 AS_IT_IS = (KEEP_GRAD, ONCE)  # of our own operators, those that change no number
+FILLED = names("full new_full full_like scalar_tensor")
+ONE = Fraction(1)
+CLOSE = 1e-9  # two floating-point numbers that are the same quotient of sizes
 NONE, MEAN, SUM = 0, 1, 2  # what losses call `reduction`
 
 
@@ -73,14 +77,14 @@ class Rows:
 def aligned(part: Trace, whole: Trace, count: int, fits: Callable[[Size, Size], bool] | None = None) -> Rows | None:
     """Values of the two meet by their order; None where the program depends on how many rows there are."""
     rows = Rows(count, fits or (lambda size, there: there in (size, size * count)))
-    return rows if _meet(part, whole, rows) else None
+    return rows if meet(part, whole, rows) else None
 
 
-def _meet(part: Trace, whole: Trace, rows: Rows) -> bool:
+def meet(part: Trace, whole: Trace, rows: Rows) -> bool:
     pairs = [((*part.inputs, *part.constants), (*whole.inputs, *whole.constants))]
     for a, b in zip(part.equations, whole.equations, strict=False):
         subs = list(zip(_forward(a), _forward(b), strict=False))
-        if a.op != b.op or len(a.inputs()) != len(b.inputs()) or not all(_meet(*sub, rows) for sub in subs):
+        if a.op != b.op or len(a.inputs()) != len(b.inputs()) or not all(meet(*sub, rows) for sub in subs):
             return False
         pairs += [(a.inputs(), b.inputs()), (a.results(), b.results())]
     if len(part.equations) != len(whole.equations) or not all(len(a) == len(b) for a, b in pairs):
@@ -110,6 +114,8 @@ def how(eqn: Equation, whole: Equation, rows: Rows) -> How:
         if classes or any(len(dims) > 1 for dims in given):
             return How.TOGETHER
         return {NONE: How.APART, MEAN: How.MEAN, SUM: How.SUM}.get(reduction, How.TOGETHER)
+    if arguments(whole).get("scale_grad_by_freq"):  # gradients count how often a word occurs
+        return How.TOGETHER
     if draws(whole.op, whole.args, whole.kwargs) or whole.op in AS_IT_IS:
         return How.APART
     if subs := list(zip(_forward(eqn), _forward(whole), strict=True)):
@@ -121,8 +127,17 @@ def how(eqn: Equation, whole: Equation, rows: Rows) -> How:
 
 
 def _all_apart(part: Trace, whole: Trace, rows: Rows) -> bool:
-    pairs = zip(part.equations, whole.equations, strict=True)
-    return all(how(a, b, rows) == How.APART for a, b in pairs if rows.has(a.inputs()))
+    return all(inside(a, b, rows) == How.APART for a, b in zip(part.equations, whole.equations, strict=True))
+
+
+def inside(eqn: Equation, whole: Equation, rows: Rows) -> How:
+    """The same of an equation of a sub-trace, where neither numbers nor places of rows are followed."""
+    if quotient(eqn, whole) != ONE:
+        return How.TOGETHER
+    if rows.has(eqn.inputs()):
+        return how(eqn, whole, rows)
+    made = not rows.has(eqn.results()) or eqn.opname in MADE or draws(eqn.op, eqn.args, eqn.kwargs)
+    return How.APART if made else How.TOGETHER
 
 
 def _joined(eqn: Equation, dim: int, rows: Rows) -> How:
@@ -183,3 +198,31 @@ def _by_rule(rule: Factors, eqn: Equation, given: Sequence[list[int]], rows: Row
 def _before(rule: Factors, names: Sequence[str], factor: str) -> int:
     """How many blocks a dimension has that is made of several, of which rows are not the first."""
     return math.prod(int(rule.sizes[f]) for f in names[: names.index(factor)])
+
+
+def quotient(eqn: Equation, whole: Equation) -> Fraction | None:
+    """How many times a result over the whole batch is what it is over a microbatch, by the numbers it is made with.
+    None where that is no quotient."""
+    filled = eqn.opname in FILLED
+    if not (filled or is_pointwise(eqn.op)) or not (numbers := list(_numbers(eqn, whole))):
+        return ONE
+    if len(numbers) > 1 or not (filled or (eqn.opname in ("mul", "div") and len(tensors(eqn)) == 1)):
+        return None
+    ((mine, all_),) = numbers
+    if not mine or not all_:
+        return None
+    return near(mine / all_ if eqn.opname == "div" else all_ / mine)
+
+
+def near(quotient: float) -> Fraction:
+    """As a quotient of sizes."""
+    near = Fraction(quotient).limit_denominator(1 << 20)
+    return near if abs(float(near) / quotient - 1) < CLOSE else Fraction(quotient)
+
+
+def _numbers(eqn: Equation, whole: Equation) -> list[tuple[float, float]]:
+    """Numbers among the arguments that differ."""
+    pairs = [*zip(eqn.args, whole.args, strict=True), *((x, whole.kwargs[name]) for name, x in eqn.kwargs.items())]
+    return [
+        (a, b) for a, b in pairs if isinstance(a, (int, float)) and isinstance(b, (int, float)) and a != b and a == a
+    ]

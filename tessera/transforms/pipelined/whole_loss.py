@@ -30,20 +30,18 @@ from tessera.ir.check import RAISE_IF
 from tessera.ir.equation import Equation, Source, Value, map_values, values_in
 from tessera.ir.replay import sweep
 from tessera.ir.rewrite import Rewrite
-from tessera.ir.schema import draws, is_pointwise, is_view
+from tessera.ir.schema import draws, is_view
 from tessera.ir.trace import Trace
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import arguments, tensors
 from tessera.ops.families import cast
-from tessera.transforms.pipelined.rows import MADE, How, Rows, Seen, aligned, how
+from tessera.transforms.pipelined.derivatives import pulled_apart
+from tessera.transforms.pipelined.rows import MADE, ONE, How, Rows, Seen, aligned, how, near, quotient
 from tessera.util.names import names
 
 BY_CLASS = names("cross_entropy_loss nll_loss nll_loss_nd")
 BAGS = names("embedding_bag _embedding_bag")  # given rows of equal lengths, where offsets count up
-FILLED = names("full new_full full_like scalar_tensor")
 AFFINE = names("add sub rsub")  # with a number
-ONE = Fraction(1)
-CLOSE = 1e-9  # two floating-point numbers that are the same quotient of sizes
 
 
 @dataclass(frozen=True)
@@ -54,14 +52,20 @@ class Written:
 
 
 def written(
-    trace: Trace, whole: Trace, microbatches: int, batch: Sequence[Value], buffers: Collection[Value] = ()
+    trace: Trace,
+    whole: Trace,
+    microbatches: int,
+    batch: Sequence[Value],
+    buffers: Collection[Value] = (),
+    pulled: bool = True,
 ) -> Written | None:
-    """`buffers` are inputs that all stages have, such as weights of classes. None where the two are no one program."""
+    """`buffers` are inputs that all stages have, such as weights of classes; `pulled` says that gradients are taken.
+    None where the two are no one program."""
     rows = aligned(trace, whole, microbatches)
     if rows is None:
         return None
     given = [*batch, *(v for v in buffers if v not in trace.mutations)]
-    walk = _Alignment(trace, whole, rows, given)
+    walk = _Alignment(trace, whole, rows, given, pulled)
     here = walk.run()
     if not walk.counts:
         return Written(here, None, tuple(walk.seen.values()))
@@ -89,8 +93,8 @@ def _known(trace: Trace, given: Collection[Value]) -> set[Value]:
 
 
 class _Alignment:
-    def __init__(self, trace: Trace, whole: Trace, rows: Rows, given: Sequence[Value]) -> None:
-        self.rewrite, self.whole, self.rows = Rewrite(trace), whole, rows
+    def __init__(self, trace: Trace, whole: Trace, rows: Rows, given: Sequence[Value], pulled: bool) -> None:
+        self.rewrite, self.whole, self.rows, self.pulled = Rewrite(trace), whole, rows, pulled
         self.known = _known(trace, given)
         self.counted = {*given, *trace.constants}  # what is known of a microbatch before others are asked
         self.touched = {v for v in trace.inputs if rows.dims(v)}  # the batch decides it, or decides it too
@@ -109,7 +113,7 @@ class _Alignment:
                 self.equation(eqn, here, whole)
             else:
                 self.counts_from(eqn)
-                self.scaled(eqn, _quotient(eqn, whole))
+                self.scaled(eqn, quotient(eqn, whole))
         for buffer, v in trace.mutations.items():
             if (maker := self.rewrite.makers.get(v)) is not None:
                 self.note(maker, f"{buffer.name}, which every microbatch writes,")
@@ -126,7 +130,7 @@ class _Alignment:
                 if not torch.equal(mine.repeat(times), all_):
                     self.places.add(v)
             elif mine.numel() == all_.numel() == 1 and mine.item() and all_.item():
-                self.scale[v] = _near(all_.item() / mine.item())
+                self.scale[v] = near(all_.item() / mine.item())
 
     def note(self, eqn: Equation, what: str = "") -> None:
         self.seen.setdefault(eqn.source, Seen(what or str(eqn.op), eqn.source))
@@ -161,6 +165,8 @@ class _Alignment:
         elif eqn.inputs() and all(v in self.known for v in eqn.inputs()):
             self.of_batch(eqn, here, whole, way)
         elif way == How.APART:
+            if self.pulled and not pulled_apart(eqn, whole, self.rows):
+                self.note(eqn, f"the derivative of {eqn.args[1].name}")  # type: ignore[union-attr]
             self.differ(eqn, here, whole)
         else:
             self.reduced(eqn, here, way)
@@ -271,7 +277,7 @@ class _Alignment:
         if mean:
             self.means.update(eqn.results())
         operands = tensors(eqn)
-        scales, by = [self.scale_of(v) for v in operands], _quotient(eqn, whole)
+        scales, by = [self.scale_of(v) for v in operands], quotient(eqn, whole)
         if by is not None and self.multiplies(eqn):
             by *= math.prod(scales) if eqn.opname == "mul" else scales[0] / math.prod(scales[1:])
         elif by is not None and (mean or any(s != ONE for s in scales)):
@@ -304,31 +310,3 @@ class _Alignment:
             with self.rewrite.at(here):
                 even = {v: aten.mul(v, float(s)) for v, s in scaled.items()}
             self.rewrite.keep(here.substitute(even))
-
-
-def _quotient(eqn: Equation, whole: Equation) -> Fraction | None:
-    """How many times a result over the whole batch is what it is over a microbatch, by the numbers it is made with.
-    None where that is no quotient."""
-    filled = eqn.opname in FILLED
-    if not (filled or is_pointwise(eqn.op)) or not (numbers := list(_numbers(eqn, whole))):
-        return ONE
-    if len(numbers) > 1 or not (filled or (eqn.opname in ("mul", "div") and len(tensors(eqn)) == 1)):
-        return None
-    ((mine, all_),) = numbers
-    if not mine or not all_:
-        return None
-    return _near(mine / all_ if eqn.opname == "div" else all_ / mine)
-
-
-def _near(quotient: float) -> Fraction:
-    """As a quotient of sizes."""
-    near = Fraction(quotient).limit_denominator(1 << 20)
-    return near if abs(float(near) / quotient - 1) < CLOSE else Fraction(quotient)
-
-
-def _numbers(eqn: Equation, whole: Equation) -> list[tuple[float, float]]:
-    """Numbers among the arguments that differ."""
-    pairs = [*zip(eqn.args, whole.args, strict=True), *((x, whole.kwargs[name]) for name, x in eqn.kwargs.items())]
-    return [
-        (a, b) for a, b in pairs if isinstance(a, (int, float)) and isinstance(b, (int, float)) and a != b and a == a
-    ]
