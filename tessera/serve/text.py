@@ -6,7 +6,6 @@ missing, or in what may become a stop text. The pieces together are the answer u
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character yet
@@ -56,23 +55,6 @@ class Text:
         keep = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-
-# How tokenizers over bytes write them: printable ones as they are, the others as characters from 256 on.
-_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_BYTES = {chr(b): b for b in _PRINTED} | {chr(256 + i): b for i, b in enumerate(sorted({*range(256)} - {*_PRINTED}))}
-
-
-def token_bytes(text: str, written: str | None) -> bytes:
-    """What a token stands for, which may be a part of a character: `text` is what a decoder makes of the token alone,
-    `written` how it stands in the vocabulary."""
-    if written is not None and written.startswith("\u2581") and not text.startswith(" "):
-        return b" " + text.encode()  # decoders leave out the first space
-    if BROKEN not in text or written is None:
-        return text.encode()
-    if match := re.fullmatch(r"<0x([0-9A-F]{2})>", written):
-        return bytes([int(match[1], 16)])
-    return bytes(_BYTES[c] for c in written) if all(c in _BYTES for c in written) else text.encode()
 
 
 def _overlap(text: str, stop: str) -> int:

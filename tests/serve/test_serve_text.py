@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tessera.serve.text import Text, token_bytes
+from tessera.serve.text import Text
 
 
 def by_bytes(tokens: Sequence[int]) -> str:
@@ -45,20 +45,3 @@ def test_what_may_become_a_stop_text_is_held_back() -> None:
 def test_the_first_of_several_stop_texts_counts() -> None:
     listed, told = pieces("..xyz..", ["yz", "xyz", "zz"])
     assert ("".join(listed), told.stopped) == ("..", "xyz")
-
-
-@pytest.mark.parametrize(
-    ("text", "written", "bytes_"),
-    [
-        ("the", "the", b"the"),
-        ("the", "▁the", b" the"),
-        (" the", "Ġthe", b" the"),
-        ("\ufffd", "<0xE2>", b"\xe2"),
-        ("\ufffd", "âĺ", "☃".encode()[:2]),
-        ("ö\ufffd", "Ã¶â", "ö".encode() + b"\xe2"),
-        ("\ufffd", "\ufffd", "\ufffd".encode()),
-        ("x", None, b"x"),
-    ],
-)
-def test_what_a_token_stands_for(text: str, written: str | None, bytes_: bytes) -> None:
-    assert token_bytes(text, written) == bytes_
