@@ -338,8 +338,8 @@ class _Function:
         """Run, a program reads no size that it does not use: nobody may know it any more."""
         if not self.sizes:
             return body
-        words = {word for line, _ in body if line.strip() not in self.sizes for word in _WORDS.findall(line)}
-        return [(line, eqn) for line, eqn in body if self.sizes.get(line.strip(), "") in {"", *words}]
+        read = {word for line, _ in body if line.strip() not in self.sizes for word in _WORDS.findall(line)} | {""}
+        return [(line, eqn) for line, eqn in body if self.sizes.get(line.strip(), "") in read]
 
     def equation(self, eqn: Equation) -> str:
         parts = [self.arg(a) for a in _without_end(eqn)] + [f"{k}={self.arg(a)}" for k, a in eqn.kwargs.items()]

@@ -93,7 +93,7 @@ class Engine:
         memory_plan.bytes_of(memory, torch.device("cpu"))  # refused before the model is read
         with memory_plan.in_words():
             source = source_of(model, device, random_weights)
-        self.model, self.tokenizer = source.model, tokenizer or cast("Tokenizer | None", source.tokenizer)
+        self.model, self.tokenizer = source.model, tokenizer or source.tokenizer
         if isinstance(self.model, Packed):
             self.model.agree(deterministic, FP8 if cache_dtype else None, quantize, compiled)
         elif quantize is not None:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,12 @@ from tessera.serve.joined import join, pays, watched
 from tessera.serve.operators import WHOLE
 from tessera.serve.programs import Layer, Programs, Site
 from tessera.serve.scheduler import Answer, Work
+from tessera.serve.tokenizer import Tokenizer
 from tessera.util.errors import InputError
 from tessera.util.log import log
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 PAGED, PROBE = "tessera_paged", "tessera_probe"
 _WINDOW = "tessera_window"  # an attribute of masks
@@ -284,7 +285,7 @@ def from_folder(
     return model.eval()
 
 
-def tokenizer_of(folder: str | Path) -> PreTrainedTokenizerBase | None:
+def tokenizer_of(folder: str | Path) -> Tokenizer | None:
     """The folder's tokenizer, if it has one."""
     from transformers import AutoTokenizer
 
@@ -292,4 +293,4 @@ def tokenizer_of(folder: str | Path) -> PreTrainedTokenizerBase | None:
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
         return None
     with _reading(f"{path}: its tokenizer"):
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return cast("Tokenizer", AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False))

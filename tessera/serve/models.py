@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -12,25 +11,15 @@ from torch import nn
 from tessera.serve.huggingface import HuggingFace, from_folder, tokenizer_of
 from tessera.serve.packed import Packed
 from tessera.serve.programs import Paged
+from tessera.serve.tokenizer import Tokenizer
 from tessera.util.errors import InputError, OptionError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-
-class Tokenizer(Protocol):
-    """What the engine asks of a tokenizer; those of transformers have it."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
 
 class Source(NamedTuple):
     """A model, the tokenizer that came with it, and the module as it was given."""
 
     model: Paged
-    tokenizer: PreTrainedTokenizerBase | None = None
+    tokenizer: Tokenizer | None = None
     module: nn.Module | None = None
 
 

@@ -25,6 +25,7 @@ from tessera.serve.huggingface import tokenizer_of
 from tessera.serve.inputs import BOUNDS, LEAST, Inputs, first_call
 from tessera.serve.invariant import invariant
 from tessera.serve.programs import KEPT, Layer, Programs, Site, kept_as
+from tessera.serve.tokenizer import Fast, Tokenizer, fast
 from tessera.util.errors import ArtifactError, InputError, OptionError
 from tessera.util.log import log
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FACTS = "serve"  # what the manifest calls them
-TOKENIZER = re.compile(r"serve/tokenizer/([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})")
+FILES, JSON = "serve/tokenizer/", "tokenizer.json"
+TOKENIZER = re.compile(FILES + r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})")
 STORED = ("float32", "float16", "bfloat16", "float8_e4m3fn")
 MOST = 1 << 31  # of every number
 
@@ -86,7 +88,9 @@ def pack(programs: Programs, path: str | Path, tokenizer: object, targets: str |
         names = ("mixed",) if programs.deterministic else (*KEPT, *_few(programs, targets))
         entries = {name: (whole, *_example(programs, name)) for name in names}
         write = importlib.import_module("tessera.artifact.write").write  # the compiler, which reading does without
-        write(entries, path, targets, facts={FACTS: _facts(programs)}, members=_tokenizer_files(tokenizer), few=BOUNDS)
+        files, about = _tokenizer_files(tokenizer)
+        facts = _facts(programs) | {"tokenizer": about}
+        write(entries, path, targets, facts={FACTS: facts}, members=files, few=BOUNDS)
     finally:
         model.take_sites(sites)
 
@@ -135,15 +139,25 @@ def _facts(programs: Programs) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _tokenizer_files(tokenizer: object) -> dict[str, bytes]:
+def _tokenizer_files(tokenizer: object) -> tuple[dict[str, bytes], dict | None]:
+    """Its files; and what else of it is needed, where transformers is not needed to read it."""
+    if isinstance(tokenizer, Fast):
+        data = tokenizer.backend_tokenizer.to_str()
+        return {f"{FILES}{JSON}": data.encode()}, _about(tokenizer)
     if not hasattr(tokenizer, "save_pretrained"):
-        return {}
+        return {}, None
     with tempfile.TemporaryDirectory() as folder:
         cast("Saves", tokenizer).save_pretrained(folder)
-        files = {f"serve/tokenizer/{file.name}": file.read_bytes() for file in Path(folder).iterdir() if file.is_file()}
+        files = {f"{FILES}{file.name}": file.read_bytes() for file in Path(folder).iterdir() if file.is_file()}
     if wrong := [name for name, data in files.items() if not TOKENIZER.fullmatch(name) or len(data) > MOST_MEMBER]:
         raise InputError(f"{wrong[0]}: an artifact holds no such file of a tokenizer")
-    return files
+    data = files.get(f"{FILES}{JSON}")
+    found = None if data is None else fast(cast("PreTrainedTokenizerBase", tokenizer), data.decode())
+    return files, None if found is None else _about(found)
+
+
+def _about(tokenizer: Fast) -> dict:
+    return {"template": tokenizer.chat_template, "named": tokenizer.special_tokens_map}
 
 
 # --- reading ---
@@ -158,7 +172,7 @@ class Packed:
             self.loaded = load(path, device=device, compile=False)
             self.device = self.loaded.device
             check_trust(container, self.device)
-            self.tokenizer = _read_tokenizer(container)
+            self.tokenizer = _read_tokenizer(container, facts.get("tokenizer"))
         self.vocabulary, self.longest, self.stops = facts["vocabulary"], facts["longest"], tuple(facts["stops"])
         self.stored, self.deterministic = getattr(torch, facts["stored"]), facts["deterministic"]
         self._layers = [Layer(*row) for row in facts["layers"]]
@@ -223,6 +237,7 @@ def _read(container: Container) -> dict:
             number(vocabulary, 1) and (longest is None or number(longest, 1)) and all(map(number, stops))
             and stored in STORED and 0 < len(layers) < 10_000
             and all(isinstance(row, list) and len(row) == 4 and all(map(number, row)) for row in layers)
+            and _is_about(facts.get("tokenizer"))
         ):  # fmt: skip
             if deterministic and version == 1:
                 told = "deterministic programs whose steps were all of one size; export it again"
@@ -231,13 +246,32 @@ def _read(container: Container) -> dict:
     raise container.wrong(FACTS, f"expected facts of a language model, version 1, got {str(facts)[:120]}")
 
 
+def _is_about(tokenizer: object) -> bool:
+    """What `_about` gives, or nothing."""
+    match tokenizer:
+        case None:
+            return True
+        case {"template": str() | None, "named": dict(named)}:
+            return all(isinstance(token, str) and name.isidentifier() for name, token in named.items())
+    return False
+
+
 def check_trust(container: Container, device: torch.device) -> None:
     """On a GPU the operators over pages do not check their tables: a program that anybody wrote could read anything."""
     if device.type == "cuda" and not (verdict := trust.verdict(container)).trusted:
         raise ArtifactError(f"{container.path}: {verdict.why}; to serve it on a GPU, trust a key that signed it")
 
 
-def _read_tokenizer(container: Container) -> PreTrainedTokenizerBase | None:
+def _read_tokenizer(container: Container, about: dict | None) -> Tokenizer | None:
+    if about is not None:
+        data = container.read(f"{FILES}{JSON}")
+        try:
+            return Fast(data.decode(), about["template"], about["named"])
+        except ImportError:
+            raise
+        except Exception as error:  # the package tokenizers has no kinds of its own
+            told = " ".join(str(error).split())[:80]
+            raise container.wrong(f"{FILES}{JSON}", f"expected a tokenizer: {told}") from None
     with tempfile.TemporaryDirectory() as folder:
         for name in container.members:
             if match := TOKENIZER.fullmatch(name):

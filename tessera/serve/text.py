@@ -6,11 +6,11 @@ missing, or in what may become a stop text. The pieces together are the answer u
 
 from __future__ import annotations
 
-import re
+from collections import deque
 from collections.abc import Callable, Sequence
 
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character yet
-_CONTEXT = 6  # tokens that a decoder sees before a new one: some put spaces by what comes before
+_CONTEXT = 6  # tokens that a decoder sees before a new one, at least: some put spaces by what comes before
 
 
 class Text:
@@ -20,6 +20,7 @@ class Text:
         self._decode, self._stops = decode, tuple(stops)
         self._tokens: list[int] = []
         self._told = 0  # tokens whose text is known
+        self._ends = deque([0])  # characters end after so many tokens: the first of them is where context begins
         self._held = ""  # text that may become a stop text
         self.stopped: str | None = None
 
@@ -36,13 +37,18 @@ class Text:
         """Text of the tokens that were not told, unless it ends within a character."""
         if self._told == len(self._tokens):
             return ""
-        start = max(0, self._told - _CONTEXT)
+        start = self._ends[0]
         before = self._decode(self._tokens[start : self._told])
         text = self._decode(self._tokens[start:])
         if text.endswith(BROKEN) and not last:
             return ""
+        # Of tokens that are single bytes a decoder may write all anew if one is wrong: what was told stays told.
+        news = text[len(before) :] if text.startswith(before) else self._decode(self._tokens[self._told :])
         self._told = len(self._tokens)
-        return text[len(before) :]
+        self._ends.append(self._told)
+        while self._ends[1] <= self._told - _CONTEXT:
+            self._ends.popleft()
+        return news
 
     def _release(self, news: str, last: bool) -> str:
         if self.stopped is not None:
@@ -56,23 +62,6 @@ class Text:
         keep = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-
-# How tokenizers over bytes write them: printable ones as they are, the others as characters from 256 on.
-_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_BYTES = {chr(b): b for b in _PRINTED} | {chr(256 + i): b for i, b in enumerate(sorted({*range(256)} - {*_PRINTED}))}
-
-
-def token_bytes(text: str, written: str | None) -> bytes:
-    """What a token stands for, which may be a part of a character: `text` is what a decoder makes of the token alone,
-    `written` how it stands in the vocabulary."""
-    if written is not None and written.startswith("\u2581") and not text.startswith(" "):
-        return b" " + text.encode()  # decoders leave out the first space
-    if BROKEN not in text or written is None:
-        return text.encode()
-    if match := re.fullmatch(r"<0x([0-9A-F]{2})>", written):
-        return bytes([int(match[1], 16)])
-    return bytes(_BYTES[c] for c in written) if all(c in _BYTES for c in written) else text.encode()
 
 
 def _overlap(text: str, stop: str) -> int:

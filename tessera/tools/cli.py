@@ -4,6 +4,7 @@ imported when that command is asked for: what serves a compiled model does not w
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from argparse import ArgumentParser
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import tessera
 from tessera.tools.command import Command
 from tessera.util.errors import TesseraError
+from tessera.util.garbage import collection_paused
 
 COMMANDS = {  # a line of help, and where it stands in tessera.tools: a module, and COMMAND where no other name is said
     "run": (
@@ -65,7 +67,10 @@ def parser(asked: str | None = None) -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code is ours. What the user got wrong is one line and exit code 2."""
     given = list(sys.argv[1:] if argv is None else argv)
-    args = parser(given[0] if given else None).parse_args(given)
+    with collection_paused():
+        args = parser(given[0] if given else None).parse_args(given)
+    if argv is None:  # the process is this command's, and what it has imported stays
+        gc.freeze()
     try:
         return command(args.command).run(args)
     except (TesseraError, OSError) as error:

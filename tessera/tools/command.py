@@ -11,12 +11,13 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
-
-from rich.console import Console
+from typing import TYPE_CHECKING, TypeVar
 
 from tessera.util.errors import OptionError
 from tessera.util.files import check_writable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -75,5 +76,7 @@ def chosen_device(args: Namespace, otherwise: str = "try --device cpu") -> str:
 
 def console(stderr: bool = False) -> Console:
     """A terminal as wide as it is; a file is as wide as what is written to it."""
+    from rich.console import Console  # commands that print plain text do without
+
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else 200)

@@ -74,8 +74,8 @@ def test_deterministic_files_keep_their_promise(where: Path, tmp_path: Path) -> 
         Packed(changed(path, tmp_path / "old.tess", "version", 1))
 
 
-def test_the_compiler_is_not_imported(file: Path) -> None:
-    names = ("tessera.pipeline", "tessera.just_in_time", "xdsl", "llvmlite")
+def test_neither_the_compiler_nor_transformers_is_imported(file: Path) -> None:
+    names = ("tessera.pipeline", "tessera.just_in_time", "xdsl", "llvmlite", "transformers", "rich")
     code = f"""import sys
 from tessera.serve.engine import Engine
 Engine({str(file)!r}, memory="4MB").generate("the cat", max_tokens=2)
@@ -140,7 +140,9 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
     ("name", "value"),
     [
         ("version", 2), ("vocabulary", 0), ("vocabulary", True), ("longest", -1), ("stops", [2**40]), ("layers", []),
-        ("layers", [[1, 2, 3]]), ("stored", "float64"), ("stored", "load"), ("deterministic", 1),
+        ("layers", [[1, 2, 3]]), ("tokenizer", {"template": 1, "named": {}}), ("tokenizer", {"named": {"a b": "x"}}),
+        ("tokenizer", {"template": None, "named": {"bos_token": 1}}), ("tokenizer", []),
+        ("stored", "float64"), ("stored", "load"), ("deterministic", 1),
     ],
 )  # fmt: skip
 def test_facts_are_checked(file: Path, tmp_path: Path, name: str, value: object) -> None:

@@ -78,7 +78,7 @@ class Remote:
     async def _once(self) -> None:
         ours, theirs = socket.socketpair()
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tessera.serve.http.worker", str(theirs.fileno()), pass_fds=(theirs.fileno(),),
+            sys.executable, "-m", "tessera.serve.http", str(theirs.fileno()), pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )  # fmt: skip
         theirs.close()

@@ -1,4 +1,4 @@
-"""The engine's process: `python -m tessera.serve.http.worker FD`, where FD is a socket to the server.
+"""What the engine's process does (`__main__.py`).
 
 In: messages of `wire.py`; the first one holds the options of the engine. Out: pieces, as steps give them. One thread
 reads and turns text into tokens, so that steps need not wait for that; the other one computes steps while there is
@@ -29,7 +29,7 @@ from tessera.serve.runner import Logprob
 from tessera.serve.sampling import Sampling
 from tessera.serve.scheduler import Refused
 from tessera.serve.stream import Stream
-from tessera.serve.text import token_bytes
+from tessera.serve.tokenizer import token_bytes
 from tessera.util.errors import TesseraError
 
 PRIMITIVES = "256"  # products of one shape that oneDNN keeps ready, 17 kB each: steps come in thousands of sizes
@@ -203,7 +203,3 @@ def main() -> int:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server has gone
         worker.run()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
