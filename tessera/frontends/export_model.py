@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 
 from tessera.frontends.export_ranges import Sizes, narrower
-from tessera.frontends.export_sizes import dynamic_shapes
+from tessera.frontends.export_sizes import dynamic_shapes, grown
 from tessera.frontends.open_loops import rewritten
 from tessera.frontends.recorded_model import RecordedModel, recorded_model
 from tessera.ir.recurrent import RECURRENT
@@ -36,7 +36,7 @@ def exported_program(
         if args or kwargs or dynamic:
             raise OptionError("an exported program brings its arguments and sizes: expected none beside it")
         return model, ()
-    module, names, shapes = _asked(model, args, kwargs, dynamic)
+    module, names, args, kwargs, shapes = _asked(model, args, kwargs, dynamic)
     args, kwargs = _apart(args, kwargs, module)
     with iterations() as through:
         try:
@@ -61,18 +61,25 @@ def recorded_program(
     """The same for plain models, without `torch.export`; None where that is needed."""
     if isinstance(model, ExportedProgram) or kwargs:
         return None
-    module, names, shapes = _asked(model, args, kwargs, dynamic)
+    module, names, args, _, shapes = _asked(model, args, {}, dynamic)
     recorded = recorded_model(module, args, names, shapes, name)
     return None if recorded is None else (recorded, names)
 
 
-def _asked(model: Callable, args: tuple, kwargs: dict, dynamic: object) -> tuple[torch.nn.Module, tuple, object]:
-    """The model as a module, the names of its positional arguments, and its sizes as PyTorch wants them."""
+def _asked(
+    model: Callable, args: tuple, kwargs: dict, dynamic: object
+) -> tuple[torch.nn.Module, tuple[str, ...], tuple, dict, object]:
+    """The model as a module, the names of its positional arguments, what to capture it with, and its sizes as PyTorch
+    wants them."""
     if not isinstance(args, tuple):
         raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
     names = _names(model, len(args))
-    shapes = dynamic_shapes(dynamic, {**dict(zip(names, args, strict=True)), **kwargs})
-    return model if isinstance(model, torch.nn.Module) else _Function(_signed(model, names)), names, shapes
+    given = {**dict(zip(names, args, strict=True)), **kwargs}
+    shapes = dynamic_shapes(dynamic, given)
+    given = grown(given, shapes)
+    args, kwargs = tuple(given.pop(name) for name in names), given
+    module = model if isinstance(model, torch.nn.Module) else _Function(_signed(model, names))
+    return module, names, args, kwargs, shapes
 
 
 def _signed(fn: Callable, names: tuple[str, ...]) -> Callable:
