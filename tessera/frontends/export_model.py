@@ -23,6 +23,7 @@ from tessera.torch_internals import pytree
 from tessera.torch_internals.exporting import every_line, iterations, line_at_fault, quiet_guards
 from tessera.torch_internals.operators import made_of
 from tessera.torch_internals.padded_encoder import exported_encoders
+from tessera.torch_internals.shapes import asking_for_one
 from tessera.util.errors import CaptureError, OptionError
 
 _FIXED = "your code specialized it to be a constant"
@@ -118,7 +119,7 @@ def _exported(
         try:
             with (
                 torch.no_grad(), made_of(RECURRENT), exported_encoders(), every_line(), quiet_guards(),
-                _by_name(module, len(args), kwargs),
+                _by_name(module, len(args), kwargs), asking_for_one(),
             ):  # fmt: skip
                 return torch.export.export(
                     module, args, kwargs, dynamic_shapes=sizes.shapes, strict=strict,  # type: ignore[arg-type]
