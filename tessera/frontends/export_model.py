@@ -18,7 +18,7 @@ from tessera.frontends.export_sizes import dynamic_shapes, grown
 from tessera.frontends.open_loops import rewritten
 from tessera.frontends.recorded_model import RecordedModel, recorded_model
 from tessera.ir.recurrent import RECURRENT
-from tessera.ir.strides import copied
+from tessera.ir.strides import copied, shares_elements
 from tessera.torch_internals import pytree
 from tessera.torch_internals.exporting import every_line, iterations, line_at_fault, quiet_guards
 from tessera.torch_internals.operators import made_of
@@ -174,11 +174,14 @@ def _with_each(parameters: Iterable[Parameter], count: int, kwargs: Iterable[str
 
 
 def _apart(args: tuple, kwargs: dict, module: torch.nn.Module) -> tuple[tuple, dict]:
-    """The arguments with no tensor among them twice: PyTorch's export would take the one for the other ever after."""
+    """The arguments with no tensor among them twice: PyTorch's export would take the one for the other ever after. Nor
+    does one show an element twice, as if expanded: others that come need not."""
     seen = {id(x) for x in (*module.parameters(), *module.buffers())}
 
     def once(x: torch.Tensor) -> torch.Tensor:
-        if id(x) in seen:
+        if x.layout is torch.strided and shares_elements(x.shape, x.stride()):
+            x = x.detach().clone(memory_format=torch.contiguous_format)
+        elif id(x) in seen:
             x = copied(x.detach(), x.stride())
         seen.add(id(x))
         kept.append(x)  # an id is a tensor's as long as it lives

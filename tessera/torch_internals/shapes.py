@@ -53,8 +53,8 @@ def any_size() -> tuple[ShapeEnv, AbstractContextManager]:
 
 
 def asking_for_one() -> AbstractContextManager:
-    """While inside, where PyTorch asks for a size of 1 it goes on as for any other, unless it has to know, which then is
-    a guard. By itself it believes that symbols are 2 or more."""
+    """While inside, where PyTorch asks for a size of 1 it goes on as for any other, unless it has to know, which is a
+    guard then. By itself it believes that symbols are 2 or more."""
     config = symbol("torch.fx.experimental._config", "programs that hold for a size of 1 too")
     return config.patch(backed_size_oblivious=True)
 
