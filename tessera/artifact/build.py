@@ -26,7 +26,7 @@ from tessera.ir.types import TensorType
 from tessera.pipeline.compilation import Compilation
 from tessera.pipeline.options import Options
 from tessera.store.layout import write_layout
-from tessera.torch_internals.shapes import ShapeEnv
+from tessera.torch_internals.shapes import ShapeEnv, asking_for_one
 from tessera.util.config import config, override
 from tessera.util.errors import CaptureError, InputError, Unserial
 
@@ -73,7 +73,8 @@ class Entry:
             captured = on_device(captured, self.device, torch.device("cuda:0" if kernels.kind == "cuda" else "cpu"))
         env = self.exported.captured.mode.shape_env
         guards = _facts(env)
-        with torch.no_grad(), override(program_cache=False, dump="", verify=False, machine=machine or config.machine):
+        settings = override(program_cache=False, dump="", verify=False, machine=machine or config.machine)
+        with torch.no_grad(), settings, asking_for_one():
             compilation = Compilation(self.name, captured, _no_eager, Options.of(executors, None, None))
         if _facts(env) != guards:
             raise CaptureError(f"{self.name}: compiling it found out something about its sizes: {_facts(env)}")

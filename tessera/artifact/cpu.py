@@ -40,6 +40,11 @@ def misfit(target: dict) -> str:
     return ""
 
 
+def rank(target: dict) -> int:
+    """Of those that fit the least is the best: it uses most of the processor."""
+    return levels_here().index(target["level"])
+
+
 def ready(container: Container, name: str, target: dict) -> CpuKernels:
     """The kernels, mapped. An ArtifactError says what is wrong with the file, an OSError what with the machine."""
     where = f"{container.path}: targets[{name}]"

@@ -90,6 +90,11 @@ def misfit(target: dict, device: torch.device) -> str:
     return f"they are for sm_{str(arch)[:8]}; {device} is sm_{here}"
 
 
+def rank(target: dict) -> int:
+    """Of those that fit the least is the best: the device's own architecture, or the nearest before it."""
+    return -target["arch"]
+
+
 def ready(container: Container, name: str, target: dict, device: torch.device) -> CudaKernels:
     where = f"{container.path}: targets[{name}]"
     code = container.read(target.get("code"))

@@ -176,7 +176,7 @@ class _Loading:
     # --- kernels ---
 
     def _kernels(self) -> tuple[str, Kernels | None]:
-        """The first target of the file whose kernels run here, and these kernels."""
+        """The best target of the file whose kernels run here, and these kernels."""
         targets = self.manifest.get("targets")
         if not isinstance(targets, dict) or not all(isinstance(t, dict) for t in targets.values()):
             raise self.container.wrong("manifest", "expected targets")
@@ -193,7 +193,8 @@ class _Loading:
                 told = f"{self.container.path}: its kernels are left out: {self.verdict.why}"
                 warnings.warn(f"{told}; trust=True runs them all the same", stacklevel=5)
             return PORTABLE, None
-        for name in fitting:
+        of = cuda if self.device.type == "cuda" else cpu
+        for name in sorted(fitting, key=lambda name: of.rank(targets[name])):
             try:
                 if self.device.type == "cuda":
                     return name, cuda.ready(self.container, name, targets[name], self.device)

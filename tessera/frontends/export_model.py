@@ -14,15 +14,16 @@ import torch
 from torch.export import ExportedProgram
 
 from tessera.frontends.export_ranges import Sizes, narrower
-from tessera.frontends.export_sizes import dynamic_shapes
+from tessera.frontends.export_sizes import dynamic_shapes, grown
 from tessera.frontends.open_loops import rewritten
 from tessera.frontends.recorded_model import RecordedModel, recorded_model
 from tessera.ir.recurrent import RECURRENT
-from tessera.ir.strides import copied
+from tessera.ir.strides import copied, shares_elements
 from tessera.torch_internals import pytree
 from tessera.torch_internals.exporting import every_line, iterations, line_at_fault, quiet_guards
 from tessera.torch_internals.operators import made_of
 from tessera.torch_internals.padded_encoder import exported_encoders
+from tessera.torch_internals.shapes import asking_for_one
 from tessera.util.errors import CaptureError, OptionError
 
 _FIXED = "your code specialized it to be a constant"
@@ -36,7 +37,7 @@ def exported_program(
         if args or kwargs or dynamic:
             raise OptionError("an exported program brings its arguments and sizes: expected none beside it")
         return model, ()
-    module, names, shapes = _asked(model, args, kwargs, dynamic)
+    module, names, args, kwargs, shapes = _asked(model, args, kwargs, dynamic)
     args, kwargs = _apart(args, kwargs, module)
     with iterations() as through:
         try:
@@ -61,18 +62,25 @@ def recorded_program(
     """The same for plain models, without `torch.export`; None where that is needed."""
     if isinstance(model, ExportedProgram) or kwargs:
         return None
-    module, names, shapes = _asked(model, args, kwargs, dynamic)
+    module, names, args, _, shapes = _asked(model, args, {}, dynamic)
     recorded = recorded_model(module, args, names, shapes, name)
     return None if recorded is None else (recorded, names)
 
 
-def _asked(model: Callable, args: tuple, kwargs: dict, dynamic: object) -> tuple[torch.nn.Module, tuple, object]:
-    """The model as a module, the names of its positional arguments, and its sizes as PyTorch wants them."""
+def _asked(
+    model: Callable, args: tuple, kwargs: dict, dynamic: object
+) -> tuple[torch.nn.Module, tuple[str, ...], tuple, dict, object]:
+    """The model as a module, the names of its positional arguments, what to capture it with, and its sizes as PyTorch
+    wants them."""
     if not isinstance(args, tuple):
         raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
     names = _names(model, len(args))
-    shapes = dynamic_shapes(dynamic, {**dict(zip(names, args, strict=True)), **kwargs})
-    return model if isinstance(model, torch.nn.Module) else _Function(_signed(model, names)), names, shapes
+    given = {**dict(zip(names, args, strict=True)), **kwargs}
+    shapes = dynamic_shapes(dynamic, given)
+    given = grown(given, shapes)
+    args, kwargs = tuple(given.pop(name) for name in names), given
+    module = model if isinstance(model, torch.nn.Module) else _Function(_signed(model, names))
+    return module, names, args, kwargs, shapes
 
 
 def _signed(fn: Callable, names: tuple[str, ...]) -> Callable:
@@ -111,7 +119,7 @@ def _exported(
         try:
             with (
                 torch.no_grad(), made_of(RECURRENT), exported_encoders(), every_line(), quiet_guards(),
-                _by_name(module, len(args), kwargs),
+                _by_name(module, len(args), kwargs), asking_for_one(),
             ):  # fmt: skip
                 return torch.export.export(
                     module, args, kwargs, dynamic_shapes=sizes.shapes, strict=strict,  # type: ignore[arg-type]
@@ -166,11 +174,14 @@ def _with_each(parameters: Iterable[Parameter], count: int, kwargs: Iterable[str
 
 
 def _apart(args: tuple, kwargs: dict, module: torch.nn.Module) -> tuple[tuple, dict]:
-    """The arguments with no tensor among them twice: PyTorch's export would take the one for the other ever after."""
+    """The arguments with no tensor among them twice: PyTorch's export would take the one for the other ever after. Nor
+    does one show an element twice, as if expanded: others that come need not."""
     seen = {id(x) for x in (*module.parameters(), *module.buffers())}
 
     def once(x: torch.Tensor) -> torch.Tensor:
-        if id(x) in seen:
+        if x.layout is torch.strided and shares_elements(x.shape, x.stride()):
+            x = x.detach().clone(memory_format=torch.contiguous_format)
+        elif id(x) in seen:
             x = copied(x.detach(), x.stride())
         seen.add(id(x))
         kept.append(x)  # an id is a tensor's as long as it lives

@@ -27,7 +27,7 @@ from tessera.ops.op import keep_whole
 from tessera.torch_internals.exporting import as_if_exported, fake_arguments, is_program
 from tessera.torch_internals.operators import OpOverload
 from tessera.torch_internals.padded_encoder import exported_encoders
-from tessera.torch_internals.shapes import lines_by_folder
+from tessera.torch_internals.shapes import asking_for_one, lines_by_folder
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def recorded_model(
         return None
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     try:
-        with _unchanged(module), torch.no_grad(), exported_encoders(), lines_by_folder():
+        with _unchanged(module), torch.no_grad(), exported_encoders(), lines_by_folder(), asking_for_one():
             return _recorded(module, args, names, shapes, name, tensors)
     except Exception:  # noqa: BLE001 - torch.export then captures it, or says why not
         return None

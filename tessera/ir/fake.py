@@ -216,6 +216,18 @@ def _ctc_loss(
     return logs.new_empty(logs.shape[1:2] if reduction == 0 and logs.ndim == 3 else ())
 
 
+def _by_class(op: OpOverload) -> Callable:
+    """Losses against classes. Of symbolic sizes PyTorch's rule takes the reduction for another argument, and says that
+    the mean was asked for."""
+
+    def rule(x: torch.Tensor, target: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        out = op(x, target, *args, **kwargs)
+        each = kwargs.get("reduction", args[1] if len(args) > 1 else 1) == 0
+        return x.new_empty(target.shape) if each and not target.is_floating_point() else out  # or probabilities
+
+    return rule
+
+
 # Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta, and runs `_unique` on zeros), or
 # knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
@@ -224,6 +236,10 @@ _RULES: dict[object, Callable] = {
     # A layer's kernel for evaluation gives rows of a product; PyTorch's rule has them lie as the input does.
     _aten._transformer_encoder_layer_fwd.default: lambda x, *_, **__: x.new_empty(x.shape),
     **{op: _ctc_loss for op in (_aten.ctc_loss.Tensor, _aten.ctc_loss.IntList)},
+    **{
+        getattr(_aten, name).default: _by_class(getattr(_aten, name).default)
+        for name in names("nll_loss nll_loss_nd nll_loss2d cross_entropy_loss")
+    },
     _aten.matmul.default: _matmul,
     _aten.index_put.default: index_put,
     _aten.view.default: _view,

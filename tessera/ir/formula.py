@@ -18,6 +18,7 @@ from tessera.util.errors import Unserial
 DEEPEST, MOST_PARTS, LARGEST_POWER = 24, 64, 8
 LARGEST = 1 << 62
 SYMBOL = re.compile(r"[su]\w{0,62}")  # sizes given, and sizes known only when the program runs
+FLOAT = re.compile(r"zuf\d{1,9}")  # a float that a tensor holds, known only then
 Tree = object  # a number, a symbol's name, or (function, *trees)
 
 
@@ -128,7 +129,8 @@ class Formulas:
         if type(data) in (int, float):
             return _number(data)  # type: ignore[arg-type]
         if isinstance(data, str):
-            if not SYMBOL.fullmatch(data) or (self.known is not None and data not in self.known):
+            plain = SYMBOL.fullmatch(data) or FLOAT.fullmatch(data)
+            if not plain or (self.known is not None and data not in self.known):
                 raise Unserial(f"a size of the name {data[:80]!r}, which the program does not have")
             return data
         if not isinstance(data, list) or not data or not left:
@@ -205,6 +207,8 @@ def _text(tree: Tree) -> str:
 
 
 def _is_float(tree: Tree) -> bool:
+    if isinstance(tree, str):
+        return FLOAT.fullmatch(tree) is not None
     if not isinstance(tree, tuple):
         return isinstance(tree, float)
     gives = _FUNCTIONS[tree[0]].gives

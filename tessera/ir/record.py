@@ -297,10 +297,11 @@ class Recorder(TorchDispatchMode):
             self.builder.symbols.setdefault(name, (v, None))
 
     def bind_sizes(self, tensor: torch.Tensor) -> None:
-        """Sizes known only at run time (nonzero, unique) are read off the result that brings them."""
+        """Sizes known only at run time (nonzero, unique) are read off the result that brings them. A sub-trace has
+        those of the program around it."""
         for dim, size in enumerate(tensor.shape):
             name = symbol_of(size) if isinstance(size, torch.SymInt) else None
-            if name and name not in self.builder.symbols:
+            if name and not any(name in r.builder.symbols for r in (self, *_recording.items)):
                 self.builder.symbols[name] = (self.refs[id(tensor)].value, dim)
 
     # --- writes ---

@@ -14,7 +14,7 @@ import keyword
 import re
 from collections.abc import Callable
 
-from tessera.ir.formula import LARGEST, SYMBOL, Formulas
+from tessera.ir.formula import FLOAT, LARGEST, SYMBOL, Formulas
 from tessera.ir.printer import RESERVED
 from tessera.torch_internals.operators import is_dispatched
 from tessera.util.errors import Unserial
@@ -189,7 +189,8 @@ class _Checker:
         for bound in row["symbols"]:
             _expect(isinstance(bound, list) and len(bound) == 3, f"{where}.symbols", "where a size is read", bound)
             symbol, v, dim = bound
-            fine = isinstance(symbol, str) and SYMBOL.fullmatch(symbol) and not keyword.iskeyword(symbol)
+            fine = isinstance(symbol, str) and not keyword.iskeyword(symbol)
+            fine = fine and (SYMBOL.fullmatch(symbol) or dim is None and FLOAT.fullmatch(symbol))
             _expect(fine and v in defined, f"{where}.symbols", "a symbol and a value", bound)
             _expect(dim is None or type(dim) is int and 0 <= dim < MOST_DIMENSIONS, f"{where}.symbols", "a dim", dim)
 

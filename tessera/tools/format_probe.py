@@ -1,4 +1,4 @@
-"""The first result of `tessera bench formats`, in a process of its own: `python -m tessera.tools.format_probe first …`.
+"""First results of `tessera bench formats`, in processes of their own: `python -m tessera.tools.format_probe first …`.
 
 Nothing but PyTorch is imported before the clock starts; so this file stands outside of the benchmarks' folder.
 """
@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from operator import sub
 
 import torch
 
@@ -47,6 +48,25 @@ def first(who: str, path: str) -> float:
     return time.process_time() - start
 
 
+@torch.no_grad()
+def answer(path: str, asked: str, device: str) -> dict[str, float]:
+    """Seconds of a language model's artifact, from `import torch` to its first result, and of a call after that."""
+    prompt, expected = torch.load(asked)
+    times = [time.perf_counter()]
+    if device == "cuda":
+        torch.ones(1, device=device).item()  # nothing ran on the device in this process
+    times.append(time.perf_counter())
+    call: Callable[..., torch.Tensor] = tessera.load(path, device=device, trust=True)  # type: ignore[assignment]
+    times.append(time.perf_counter())
+    for _ in range(2):
+        result = call(prompt.to(device)).cpu()
+        times.append(time.perf_counter())
+    torch.testing.assert_close(result, expected, atol=0.03 * expected.abs().max().item(), rtol=0.0)
+    parts = dict(zip(("device", "load", "first call", "a call after that"), map(sub, times[1:], times), strict=True))
+    return {"first result": times[3] - times[0], **parts}
+
+
+TASKS: dict[str, Callable[..., object]] = {task.__name__: task for task in (first, answer)}
+
 if __name__ == "__main__":
-    assert sys.argv[1] == first.__name__
-    print(json.dumps(first(**json.loads(sys.argv[2]))))
+    print(json.dumps(TASKS[sys.argv[1]](**json.loads(sys.argv[2]))))

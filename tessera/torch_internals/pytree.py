@@ -53,8 +53,13 @@ def members(x: object) -> dict[object, object]:
 def beside(x: object, values: Sequence[object]) -> object:
     """A structure as `torch.export` wants it beside another: of a class that PyTorch did not bring, a plain list."""
     if isinstance(x, (dict, list, tuple, deque)):
-        return tree_unflatten(values, tree_structure(x, is_leaf=lambda y: y is not x))
+        return with_members(x, values)
     return type(_node_of(x).flatten_fn(x)[0])(values)
+
+
+def with_members(x: object, values: Sequence[object]) -> object:
+    """The structure with other things standing directly in it."""
+    return tree_unflatten(values, tree_structure(x, is_leaf=lambda y: y is not x))
 
 
 def _key(step: Any) -> object:

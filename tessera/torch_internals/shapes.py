@@ -48,10 +48,15 @@ def __getattr__(name: str) -> Any:
 
 
 def any_size() -> tuple[ShapeEnv, AbstractContextManager]:
-    """An environment whose symbols may be 0 and 1 too, and the mode in which PyTorch takes that into account: where it
-    asks for a size of 1 it goes on as for any other, unless it has to know, which then is a guard."""
+    """An environment whose symbols may be 0 and 1 too, and the mode in which PyTorch takes that into account."""
+    return __getattr__("ShapeEnv")(specialize_zero_one=False), asking_for_one()
+
+
+def asking_for_one() -> AbstractContextManager:
+    """While inside, where PyTorch asks for a size of 1 it goes on as for any other, unless it has to know, which is a
+    guard then. By itself it believes that symbols are 2 or more."""
     config = symbol("torch.fx.experimental._config", "programs that hold for a size of 1 too")
-    return __getattr__("ShapeEnv")(specialize_zero_one=False), config.patch(backed_size_oblivious=True)
+    return config.patch(backed_size_oblivious=True)
 
 
 class _Folder:

@@ -1,4 +1,4 @@
-"""Arguments of an artifact that are no tensors, results that are sizes, and names that are none."""
+"""Arguments of an artifact that are no tensors, or lie otherwise than the example; results that are sizes; targets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import tessera
+from tessera.tile.targets.cpu.levels import levels_here
 from tessera.util.errors import InputError, OptionError
 
 NUMBERS = [0.0, -0.0, math.nan, math.inf, -math.inf, 0.1, 0, False]
@@ -56,3 +57,54 @@ def test_devices_that_are_none(device: str, tmp_path: Path) -> None:
     tessera.export(torch.relu, (torch.ones(2),), tmp_path / "m.tess")
     with pytest.raises(OptionError, match=f"device: expected .*, got '?{device}"):
         tessera.load(tmp_path / "m.tess", device=device)
+
+
+SHARING = {
+    "expanded": torch.randn(1, 5).expand(6, 5), "windows": torch.randn(9).unfold(0, 4, 1),
+    "columns": torch.randn(3, 1, 1).expand(3, 4, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_examples_that_show_elements_twice(name: str, tmp_path: Path) -> None:
+    """Others that come need not; a program that was exported for such alone says so."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.gelu(x * 2 + 1)
+
+    net, example = Net(), SHARING[name]
+    other = torch.randn(example.shape)
+    tessera.export(net, (example,), tmp_path / "m.tess")
+    for way in ({}, {"compile": False, "trust": False}):
+        run = tessera.load(tmp_path / "m.tess", **way)
+        for x in (example, other):
+            torch.testing.assert_close(run(x), net(x))
+    program = torch.export.export(net, (example,))
+    tessera.export(program, path=tmp_path / "p.tess")
+    for run in (tessera.load(tmp_path / "p.tess"), tessera.jit(program)):
+        torch.testing.assert_close(run(example), net(example))
+        with pytest.raises(InputError, match="which show elements twice"):
+            run(other)
+
+
+def test_floats_that_tensors_hold(tmp_path: Path) -> None:
+    def fn(x: Tensor, n: Tensor) -> tuple:
+        scale = n.item()
+        return torch.full((3,), scale), x * scale, x + (scale * 2 + 1)
+
+    tessera.export(fn, (torch.ones(2), torch.tensor(2.5)), tmp_path / "m.tess")
+    for way in ({}, {"compile": False}):
+        run = tessera.load(tmp_path / "m.tess", **way)
+        for value in (2.5, -1.0, math.inf):
+            args = torch.randn(2), torch.tensor(value)
+            torch.testing.assert_close(run(*args), fn(*args))
+
+
+def test_the_best_target_that_fits_runs(tmp_path: Path) -> None:
+    levels = levels_here()
+    if len(levels) < 2:
+        pytest.skip("kernels of one kind alone run on this machine")
+    targets = [f"cpu:{level}" for level in reversed(levels)]
+    tessera.export(torch.nn.functional.gelu, (torch.ones(4),), tmp_path / "m.tess", targets=targets)
+    assert tessera.load(tmp_path / "m.tess").main.way.target == f"cpu:{levels[0]}"

@@ -136,3 +136,40 @@ def test_nothing_but_arguments_without_names(tmp_path: Path) -> None:
     torch.testing.assert_close(tessera.load(tmp_path / "m.tess")(x, y), x + y)
     with pytest.raises(OptionError, match="expected one of xs_0, xs_1, got 'xs'"):
         tessera.export(summed, (T, T + 1), tmp_path / "m.tess", dynamic={"xs": {0: "n"}})
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(("rows", "tiles", "columns"), [(1, 1, 1), (0, 1, 3), (3, 2, 0)])
+def test_sizes_of_0_and_1_stay_open(door: str, rows: int, tiles: int, columns: int) -> None:
+    """PyTorch's export makes constants of them."""
+
+    def example(rows: int, tiles: int, columns: int) -> tuple:
+        image = torch.randn(rows, 2, 4 * tiles, 3).to(memory_format=torch.channels_last)
+        return image, {"ids": [torch.randint(9, (rows, columns))]}
+
+    def fn(image: Tensor, more: dict) -> Tensor:
+        return image.mean((1, 2)) + more["ids"][0].sum(1, keepdim=True)
+
+    dynamic = {"image": {0: "rows", 2: "4*tiles"}, "more": {"ids": {0: {0: "rows", -1: ("columns", 0, 9)}}}}
+    given = example(rows, tiles, columns)
+    program = DOORS[door](fn, given, dynamic=dynamic)
+    if door == "onnx":
+        shapes = [[d.dim_param or d.dim_value for d in i.type.tensor_type.shape.dim] for i in program.graph.input]
+        assert shapes == [["rows", 2, "4*tiles", 3], ["rows", "columns"]]
+        return
+    for sizes in ((1, 1, 1), (2, 3, 0), (3, 1, 4)):
+        other = example(*sizes)
+        torch.testing.assert_close(program.module()(*other), fn(*other))
+
+
+def test_examples_that_grow_lie_as_before() -> None:
+    x = torch.randn(4, 1, 3, 5).permute(0, 3, 2, 1)
+    program = tessera.to_exported(lambda x: x * 2, (x,), dynamic={"x": {3: "n"}})
+    (given,) = program.example_inputs[0]
+    assert given.shape[:3] == x.shape[:3] and given.stride()[1] == 1 and not program.example_inputs[1]
+    assert torch.equal(given[..., 1], x[..., 0])
+
+
+def test_a_dimension_named_twice() -> None:
+    with pytest.raises(OptionError, match="each dimension once, got -1 and 1"):
+        tessera.to_exported(total, (T,), dynamic={"tree": {1: "n", -1: "n"}})

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from programs import trace_of
 from torch import nn
 
@@ -199,3 +200,18 @@ def test_sizes_that_one_program_learned_are_no_other_programs() -> None:
     torch.testing.assert_close(fast(x), several(x))
     with pytest.raises(RuntimeError, match="on which the program relies"):
         fast(torch.tensor([1, 0]))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_losses_against_classes_over_open_sizes(reduction: str) -> None:
+    """PyTorch's rule takes the reduction for another argument where sizes are symbols."""
+
+    def losses(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        smooth = F.cross_entropy(x, y, label_smoothing=0.1, reduction=reduction)
+        return [F.nll_loss(x, y, reduction=reduction), F.cross_entropy(x, y, reduction=reduction), smooth]
+
+    with tessera.override(verify=True, strict=True):
+        compiled = tessera.jit(lambda x, y: [loss * 2 for loss in losses(x, y)], dynamic=True)
+        for rows in (3, 5):
+            x, y = torch.randn(rows, 4), torch.arange(rows) % 4
+            torch.testing.assert_close(compiled(x, y), [loss * 2 for loss in losses(x, y)])

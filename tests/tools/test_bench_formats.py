@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.tools.bench import formats
-from tessera.tools.bench.core import Options
+from tessera.tools.bench import format_llama, formats
 from tessera.tools.bench.format_names import EXPORTED, JAX, ONNX, ORT, TORCH, TORCH_ONNX, ZOO
+from tessera.tools.llama import LlamaConfig
 
 SECONDS = {"eager": [4.0, 4.0], ONNX: [3.0, 3.0], ORT: [2.0, 2.0]}
 ANSWERS = {
@@ -30,7 +30,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(section: str, folder: Path) -> dict[tuple[str, str, str], formats.Row]:
-    listed = formats.run([section], folder, Options(1), lambda text: None)
+    listed = formats.run([section], folder, formats.Options(1), lambda text: None)
     return {(row.section, row.who, row.unit): row for row in listed}
 
 
@@ -51,6 +51,22 @@ def test_other_doors(tmp_path: Path) -> None:
     rows = measured("export", tmp_path)
     assert rows["export, first", ONNX, "ms"].ratio == 1.0 and not rows["export, again", ONNX, "ms"].passed
     assert rows["export, nodes", TORCH_ONNX, "nodes"].value == 100
+
+
+def test_an_artifact_of_a_language_model_is_timed_from_the_start_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama = LlamaConfig(layers=1, width=64, heads=4, kv_heads=2, hidden=64, vocab=50)
+    monkeypatch.setattr(format_llama, "TINY", llama)
+    monkeypatch.setattr(format_llama, "PROMPT", (1, 8))
+    monkeypatch.setattr(formats, "_probe", lambda task, **options: task(**options))
+    options = formats.Options(2, tiny=True)
+    rows = {row.who: row for row in formats.run(["llama"], tmp_path, options, lambda text: None)}
+    first = rows["first result"]
+    assert first.passed is not None and first.at_most == 2000.0 and len(first.samples) == 2
+    for parts in zip(first.samples, *(rows[part].samples for part in ("device", "load", "first call")), strict=True):
+        assert parts[0] == pytest.approx(sum(parts[1:]))
+    assert not formats.run(["llama"], tmp_path, formats.Options(1), lambda text: None)  # no GPU
 
 
 def test_a_network_of_the_zoo_has_weights() -> None:

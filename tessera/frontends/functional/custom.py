@@ -17,14 +17,15 @@ from tessera.ir.equation import Arg, Value, map_values
 from tessera.ir.record import Recorder
 from tessera.ir.replay import sweep
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, Type, contiguous_strides, type_of
+from tessera.ir.types import TensorType, Type, contiguous_strides, symbol_of, type_of
 from tessera.ops.custom import CUSTOM_VJP
 from tessera.torch_internals import pytree
 from tessera.util.errors import CaptureError, InputError
 
 
 def rewire(trace: Trace, slots: Sequence[int], types: Sequence[Type]) -> Trace:
-    """The trace with inputs of these types; what was its i-th input is now input number `slots[i]`."""
+    """The trace with inputs of these types; what was its i-th input is now input number `slots[i]`. Sizes are read off
+    the inputs: a tensor that was closed over brings its own before anything is computed."""
     inputs: dict[int, Value] = {}
     rename: dict[Value, Value] = {}
     for v, slot in zip(trace.inputs, slots, strict=True):
@@ -33,9 +34,16 @@ def rewire(trace: Trace, slots: Sequence[int], types: Sequence[Type]) -> Trace:
     spare = (f"unused{i}" for i in range(len(types) + len(taken)))
     full = [inputs.get(i) or Value(next(n for n in spare if n not in taken), t) for i, t in enumerate(types)]
     outputs = tuple(map_values(o, lambda v: rename.get(v, v)) for o in trace.outputs)
-    return sweep(
-        trace.with_(inputs=tuple(full), equations=tuple(e.substitute(rename) for e in trace.equations), outputs=outputs)
-    )
+    symbols = {name: (rename.get(v, v), d) for name, (v, d) in trace.symbols.items()} | _sizes(full)
+    equations = tuple(e.substitute(rename) for e in trace.equations)
+    return sweep(trace.with_(inputs=tuple(full), equations=equations, outputs=outputs, symbols=symbols))
+
+
+def _sizes(inputs: Sequence[Value]) -> dict[str, tuple[Value, int | None]]:
+    """Where symbols are dimensions of an input."""
+    tensors = [(v, v.type) for v in reversed(inputs) if isinstance(v.type, TensorType)]
+    found = [(symbol_of(n), (v, d)) for v, t in tensors for d, n in enumerate(t.shape) if isinstance(n, torch.SymInt)]
+    return {name: place for name, place in found if name}
 
 
 class Operands:

@@ -34,7 +34,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--inductor", action="store_true", help="core, formats: measure TorchInductor too")
     parser.add_argument("--thunder", action="store_true", help="core, models: measure Thunder too, if it is installed")
     parser.add_argument("--quick", action="store_true", help="kernels, models, fp8: less of everything, a few minutes")
-    parser.add_argument("--tiny", action="store_true", help="models, fp8, zoo: CPU sizes, which say nothing of speed")
+    parser.add_argument("--tiny", action="store_true", help="models, fp8, zoo, formats: CPU sizes")
     parser.add_argument("--best", action="store_true", help="models, zoo: more modes of TorchInductor, the best counts")
     parser.add_argument("--first", action="store_true", help="models: first calls in fresh processes, cold and warm")
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="not core: start nothing new after it")

@@ -4,8 +4,9 @@
     import, networks     ONNX files: to the first result; calls of the zoo's networks, a BERT and a GPT
     export               the GPT as an ONNX file: time and nodes
     jax                  kernels of a GPT's block that JAX wrote
+    llama                an artifact of 1.2 GB on a GPU, from the file to the first result; elsewhere with `--tiny`
 
-Each contestant is measured in fresh processes, through `tools/format_probe.py`, `format_tasks.py`, `format_doors.py`.
+Each contestant is measured in fresh processes, through `tools/format_probe.py` and the other files `format_*`.
 TorchInductor's packages take minutes to build and are measured where `--inductor` asks for them. Sections, and peers,
 whose packages are not installed are left out.
 """
@@ -17,13 +18,16 @@ import math
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tessera.tools import format_probe
-from tessera.tools.bench import format_tasks
-from tessera.tools.bench.core import Options, Say, options_of
+from tessera.tools.bench import core, format_llama, format_tasks
+from tessera.tools.bench.core import Say, options_of
 from tessera.tools.bench.format_names import EXPORTED, JAX, JIT, ONNX, ORT, TORCH, TORCH_ONNX, ZOO
 from tessera.tools.bench.measure import Samples, in_fresh_process, ratio
 from tessera.tools.bench.report import Outcome, Row, Target, listed, rows, table
@@ -31,6 +35,14 @@ from tessera.tools.bench.report import Outcome, Row, Target, listed, rows, table
 TITLE = "one thread, CPU seconds; a GPT of 12 layers, 128 wide, any batch and length"
 OURS, PEER = "tessera artifact", "AOTInductor"
 BLOCKS = 10  # of calls, for each round asked for
+
+
+@dataclass(frozen=True)
+class Options(core.Options):
+    """`device` and `tiny` are those of the section `llama`."""
+
+    device: str = "cpu"
+    tiny: bool = False
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -127,18 +139,33 @@ def from_jax(title: str, _: Path, options: Options, say: Say) -> list[Row]:
     return rows(title, "kernels", samples, TORCH, {JAX: Target(1.2, TORCH)})
 
 
+def llama(title: str, folder: Path, options: Options, say: Say) -> list[Row]:
+    """By the clock: reading, copying and the start of the device count."""
+    if options.device == "cpu" and not options.tiny:
+        return []
+    say(f"{title}: build")
+    files = {"path": str(folder / "llama.tess"), "asked": str(folder / "llama.pt"), "device": options.device}
+    samples: Samples = {"build": [_probe(format_llama.build, tiny=options.tiny, **files)]}
+    for number in range(options.rounds):
+        say(f"{title}: load, round {number + 1} of {options.rounds}")
+        for part, seconds in _probe(format_probe.answer, **files).items():
+            samples.setdefault(part, []).append(seconds)
+    return rows(f"{title}, by the clock", "ms", samples, "", {"first result": Target(2000.0)})
+
+
 SECTIONS: dict[str, Callable[[Path, Options, Say], list[Row]]] = {
     name: partial(section, name)
     for name, section in (
         ("build", build), ("load", first), ("steady", steady), ("import", imported), ("networks", networks),
-        ("export", exported), ("jax", from_jax),
+        ("export", exported), ("jax", from_jax), ("llama", llama),
     )
 }  # fmt: skip
 ARTIFACT = ("build", "load", "steady")  # they need the files that `build` makes
 
 
 def outcome(args: Namespace, say: Say) -> Outcome:
-    options = Options(options_of(args).rounds, extra=(PEER,) if args.inductor else ())
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options = Options(options_of(args).rounds, None, (PEER,) if args.inductor else (), device, args.tiny)
     with tempfile.TemporaryDirectory() as folder:
         measured = run(args.only, Path(folder), options, say)
     missed = any(row.passed is False for row in measured)

@@ -13,7 +13,8 @@ from torch._higher_order_ops import map as torch_map
 from torch._higher_order_ops import scan as torch_scan
 from torch._higher_order_ops import while_loop as torch_while
 
-from tessera.onnx import export
+import tessera
+from tessera.onnx import export, load
 
 RUNTIMES = ("tessera", "reference", *(("ort",) if importlib.util.find_spec("onnxruntime") is not None else ()))
 X = torch.arange(12.0).reshape(3, 4) - 5
@@ -105,3 +106,23 @@ def test_sizes_that_change_in_branches_and_steps() -> None:
             x = torch.randn(rows, 4)
             for by in RUNTIMES:
                 assert_same(answers(model, (x,), by), net(x))
+
+
+def test_branches_that_read_sizes_come_back() -> None:
+    """A size is known in a branch before anything there is computed, whether or not a tensor that has it is read."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def longer(y: torch.Tensor) -> torch.Tensor:
+            return y * 2 + torch.arange(x.shape[0]).sum()
+
+        return torch.cond(y.sum() > 0, longer, lambda y: y.flip(0) - x.shape[1], (y,))
+
+    sizes = {"x": {0: "rows", 1: "columns"}, "y": {0: "length"}}
+    model = export(fn, (X, torch.ones(3)), dynamic=sizes, check=False)
+    assert model is not None
+    net = load(model)
+    for shape in ((2, 3), (5, 4)):
+        x = torch.randn(shape)
+        for y in (torch.ones(6), -torch.arange(7.0)):
+            assert_same([net(x, y)], fn(x, y))
+    assert not tessera.explain(net).eager

@@ -41,6 +41,21 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     "true division": (lambda x: x / 2, (ints(5),)),
     "log1p near zero": (lambda x: torch.log1p(x), (torch.tensor([1e-8, -1e-8, 0.3, 5.0, 1e6]),)),
     "expm1 near zero": (lambda x: torch.expm1(x), (torch.tensor([1e-8, -1e-8, 0.3, 5.0, -30.0]),)),
+    "parts that nobody reads": (
+        lambda x: (
+            x.chunk(2, 2)[1],
+            x.chunk(3, 1)[0],
+            x.split(3, 2)[1],
+            x.split([1, 3], 2)[0],
+            x.tensor_split(3, 2)[1],
+        ),
+        (X,),
+    ),
+    "signs": (lambda x: (x.sign(), x.sgn()), (torch.tensor([-2.0, -0.0, 3.0, float("nan"), float("-inf")]),)),
+    "losses of each": (
+        lambda x, y: (F.nll_loss(x, y, reduction="none"), F.cross_entropy(x, y, reduction="none")),
+        (floats(3, 5), ints(3)),
+    ),
     "tails": (lambda x: (torch.special.erfcx(x), torch.special.log_ndtr(x)), (torch.linspace(-3, 30, 23),)),
     "far tail": (lambda x: torch.erfc(x) * 1e8, (torch.linspace(5, 6, 9),)),
     "nothing": (lambda x: (x[:0].mean(0), x[:0].var(correction=0), x[0, :0] @ x[0].T, F.avg_pool1d(x[:0], 2)), (X,)),

@@ -424,3 +424,21 @@ def test_nearest_elements_are_those_of_single_precision() -> None:
     x = torch.arange(8.0).reshape(1, 1, 8)
     got = tessera_onnx.load(model(nodes, [value("x", [1, 1, 8])], ["y"], [scales]))(x)
     assert torch.equal(got, torch.nn.functional.interpolate(x, scale_factor=1.7, mode="nearest-exact"))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step"), [(-1, -(2**63) + 1, -1), (-2, -5, -2), (5, 0, -1), (0, 5, -1), (3, -9, -2)]
+)
+def test_slices_backwards(start: int, end: int, step: int) -> None:
+    """The first place is brought into the axis, as ONNX says and ONNX Runtime does; Python has nothing there."""
+    names = {"start": start, "end": end, "axis": 1, "step": step}
+    nodes = [node("Slice", ["x", *names], ["y"])]
+    sizes = [constant(n, np.array([v])) for n, v in names.items()]
+    net = tessera_onnx.load(model(nodes, [value("x", ["a", "b"])], ["y"], sizes))
+    for shape in ((2, 3), (4, 7), (1, 1), (3, 0), (0, 2)):
+        x = torch.randn(shape)
+        n = shape[1]
+        first = min(max(start + n * (start < 0), 0), n - 1)
+        last = max(end + n * (end < 0), -1)
+        places = [p for p in range(first, last, step) if 0 <= p < n]
+        assert torch.equal(net(x), x[:, places])

@@ -14,7 +14,7 @@ _UNARY = {
     "abs": "Abs", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "ceil": "Ceil", "floor": "Floor", "sin": "Sin",
     "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh",
     "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "erf": "Erf", "sigmoid": "Sigmoid", "tanh": "Tanh",
-    "reciprocal": "Reciprocal", "sign": "Sign", "neg": "Neg", "round.default": "Round",
+    "reciprocal": "Reciprocal", "neg": "Neg", "round.default": "Round",
     "special_expit": "Sigmoid", "special_erf": "Erf",
 }  # fmt: skip
 _ON_FLOATS = {"Ceil", "Floor", "Round"}  # whole numbers stay as they are
@@ -23,7 +23,7 @@ NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)  # runtimes have no 
 
 def _unary(kind: str) -> Form:
     def write(g: Graph, x: Ref) -> Ref:
-        if kind in _ON_FLOATS and not x.is_float or kind == "Sign" and x.dtype == torch.bool:
+        if kind in _ON_FLOATS and not x.is_float:
             return x
         need(not g.result.dtype.is_complex)
         if kind in ("Neg", "Abs") and x.dtype == torch.uint8:
@@ -146,10 +146,14 @@ def erfc(g: Graph, x: Ref) -> Ref:
     return g.op("Where", g.op("Greater", x, g.full(1, x.dtype), dtype=torch.bool), far, near, dtype=x.dtype)
 
 
-@form("sgn")
-def sgn(g: Graph, x: Ref) -> Ref:
+@form("sign sgn")
+def sign(g: Graph, x: Ref) -> Ref:
+    """Of NaN it is 0, where ONNX says nothing and runtimes give NaN."""
     need(not x.dtype.is_complex)
-    return x if x.dtype == torch.bool else g.op("Sign", x)
+    if x.dtype == torch.bool:
+        return x
+    known = g.op("Sign", x)
+    return g.op("Where", g.op("IsNaN", x, dtype=torch.bool), g.full(0, x.dtype), known) if x.is_float else known
 
 
 @form("round.decimals")

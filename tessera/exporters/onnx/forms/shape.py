@@ -100,22 +100,27 @@ def stack(g: Graph, tensors: Sequence[Ref], dim: int = 0) -> Ref:
     return parts[0] if len(parts) == 1 else g.op("Concat", *parts, axis=d)
 
 
-@form("split.Tensor split_with_sizes split.sizes split_copy.Tensor split_with_sizes_copy chunk unsafe_chunk")
-@form("unsafe_split.Tensor unsafe_split_with_sizes tensor_split.sections tensor_split.indices")
+@form("split.Tensor split_with_sizes split.sizes split_copy.Tensor split_with_sizes_copy")
+@form("unsafe_split.Tensor unsafe_split_with_sizes")
 def split(g: Graph, x: Ref, sizes: object, dim: int = 0) -> list[Ref]:
     d = axis(dim, x.ndim)
     if len(g.results) == 1:
         return [x]
     lengths = [t.shape[d] if t is not None else None for t in g.results]
     if None in lengths:  # nothing reads it: the others tell its size, or it does
-        need(isinstance(sizes, (list, tuple)) and len(sizes) == len(lengths) or isinstance(sizes, int))
-        if isinstance(sizes, int):
+        need(isinstance(sizes, (list, tuple)) and len(sizes) == len(lengths) or isinstance(sizes, (int, torch.SymInt)))
+        if isinstance(sizes, (int, torch.SymInt)):
             lengths = [sizes if n is None and i < len(lengths) - 1 else n for i, n in enumerate(lengths)]
             if lengths[-1] is None:
                 lengths[-1] = x.sizes[d] - sum(lengths[:-1])  # type: ignore[arg-type,operator]
         else:
             lengths = list(sizes)  # type: ignore[call-overload]
     return g.op("Split", x, g.ints(lengths), axis=d, outputs=len(lengths))
+
+
+@form("chunk unsafe_chunk")
+def chunk(g: Graph, x: Ref, chunks: int, dim: int = 0) -> list[Ref]:
+    return split(g, x, -(-x.sizes[axis(dim, x.ndim)] // chunks), dim)
 
 
 @form("unbind.int unbind_copy.int")

@@ -134,8 +134,9 @@ def _sliced(x: Tensor, starts: list, ends: list, axes: list | None, steps: list 
             place = [slice(None)] * (axis % x.ndim) + [slice(start, _end(end), step)]
             x = x[tuple(place)]
             continue
-        first = min(start if start >= 0 else start + length, length - 1)
-        last = max(end if end >= 0 else end + length, -1)
+        # Backwards the first place is brought into the axis, as ONNX has it and Python has not.
+        first = min(max(start if start >= 0 else start + length, 0), length - 1)
+        last = min(max(end if end >= 0 else end + length, -1), first)
         places = torch.arange(first, last, step, device=x.device)
         x = x.index_select(axis, places)
     return x
