@@ -193,8 +193,10 @@ def test_what_is_refused() -> None:
     x = torch.randn(8, 8)
     with pytest.raises(MapError, match=r"has no form.*test_map.py:\d+"):
         map_onto(Refused(), x, machine="toy")
-    with pytest.raises(SpaceError, match="chips would do"):
+    with pytest.raises(SpaceError, match="needs 1,050,624 bytes .* about 6 chips would do, more than the 1 of toy"):
         map_onto(nn.Linear(512, 512), torch.randn(1, 512), machine="toy")
+    with pytest.raises(SpaceError, match="about 2 chips would do.*, or weights of 16 bits"):
+        map_onto(nn.Linear(300, 300), torch.randn(1, 300), machine="toy")
     with pytest.raises(OptionError, match="expected 1, as many as toy has"):
         map_onto(MLP(), torch.randn(4, 64), machine="toy", chips=2)
     with pytest.raises(OptionError, match="expected one of quick"):
