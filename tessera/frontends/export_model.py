@@ -106,7 +106,8 @@ def _reason(error: Exception) -> str:
         return str(error)
     return (
         f"what is computed depends on data at {line_at_fault(error)}: expected torch.where over both sides of a "
-        "branch, and for a size the largest one (a bucket) with a mask over what is not there"
+        "branch, for a size the largest one (a bucket) with a mask over what is not there, and for a place in a tensor "
+        "one that has a dimension (`cache[at.reshape(1)]`)"
     )
 
 

@@ -23,6 +23,7 @@ from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
 from tessera.ir.mesh import Mesh
 from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
 from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
@@ -65,11 +66,17 @@ def captured(model: Callable | ExportedProgram | Trace | Captured, args: tuple, 
     outputs = tuple(o for o in trace.outputs[: program.captured.outputs] if o is not None)
     if not outputs:
         raise MapError(f"{trace.name} gives nothing: expected a tensor to compute")
-    trace = cleaned(trace.with_(outputs=outputs))
+    trace = _with_tensors(cleaned(trace.with_(outputs=outputs)))
     weights = dict(zip(trace.inputs, zip(held, program.held, strict=True), strict=False))
     if argument := next((v.name for v in trace.mutations if v not in weights), ""):
         raise MapError(f"the program writes to its argument {argument}; what is kept between runs must be a buffer")
     return Captured(trace, program.captured.mode, weights)
+
+
+def _with_tensors(trace: Trace) -> Trace:
+    """Without arguments that are no tensors, which the program has as they were: numbers, truth values, None."""
+    read = {v for eqn in trace.equations for v in eqn.inputs()} | set(trace.results())
+    return trace.with_(inputs=tuple(v for v in trace.inputs if isinstance(v.type, TensorType) or v in read))
 
 
 def _from_file(net: Any, args: tuple, kwargs: dict) -> Captured:

@@ -271,3 +271,13 @@ class Graph:
                 if isinstance(node, Scatter):
                     wanted.add(node.state)
         self.nodes = kept[::-1]
+
+    def reads_what_is(self) -> bool:
+        """Whether nobody reads a state as it was before rows of it were written."""
+        written: set[Home] = set()
+        for node in self.nodes:
+            if any(not written.isdisjoint(m.homes) for m in node.maps):
+                return False
+            if isinstance(node, Scatter):
+                written.add(node.state)
+        return all(written.isdisjoint(m.homes) for *_, m in self.outputs)

@@ -31,6 +31,7 @@ from tessera.spatial.tiling import Tiling
 from tessera.spatial.windows import windowed
 
 MANY = 10  # tries from which on windows of the schedule are solved
+FULL = 4, 5  # what weights may take of memory, as a rule: the rest is for values, and what is left between tiles
 FEW = 4  # steps at once, where values are computed again
 
 
@@ -81,7 +82,7 @@ def best(
         assert refused is not None
         if (last := again(graph, machine, routes, tried, refused, overlap, like)) is not None:
             return last
-        raise SpaceError(f"{refused}; {least_chips(graph, machine)}")
+        raise SpaceError(f"{refused}; {least_chips(graph, machine, cores)}")
     return shortened(alone(graph, machine, chosen), machine, tries) if tries > 1 and not overlap else chosen
 
 
@@ -242,7 +243,7 @@ def check_space(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) 
         where = f"; with {off_chip:,} of off-chip memory {has + off_chip:,}" if off_chip else ""
         raise SpaceError(
             f"{machine.key} needs {needs:,} bytes for weights and state, and {len(cores)} cores have {has:,}{where}; "
-            f"{least_chips(graph, machine)}"
+            f"{least_chips(graph, machine, cores)}"
         )
 
 
@@ -251,15 +252,20 @@ def held_bytes(graph: Graph) -> int:
     return sum(n.nbytes for n in graph.nodes if isinstance(n, Constant))
 
 
-def least_chips(graph: Graph, machine: SpatialMachine) -> str:
-    """A rough answer to how many chips would do, and which type of weights."""
+def least_chips(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) -> str:
+    """A rough answer to how many chips would do instead of these, and which type of weights."""
     weights = held_bytes(graph)
-    largest = max((n.home.nbytes for n in graph.nodes), default=0)
+    largest = max((n.home.nbytes for n in graph.nodes if not isinstance(n, Constant)), default=0)
     per_chip = machine.sram.size * len(machine.cores())
-    chips = max(2, -(-(2 * weights + 2 * largest) // per_chip))
+
+    def chips_for(weights: int) -> int:
+        return -(-(weights * FULL[1] // FULL[0] + 2 * largest) // per_chip)
+
+    used = len({core.chip for core in cores})
+    chips = max(used + 1, chips_for(weights))
     there = f", more than the {machine.chip_count} of {machine.key}" if chips > machine.chip_count else ""
     kinds = {n.home.dtype for n in graph.nodes if isinstance(n, Constant)}
     widest = max((kind.itemsize for kind in kinds if kind.is_floating_point), default=1)
-    smaller = [w for w in (2, 1) if w < widest and (weights // widest * w + largest) * 2 <= per_chip]
+    smaller = [w for w in (2, 1) if w < widest and chips_for(weights // widest * w) <= used]
     narrow = f", or weights of {8 * smaller[0]} bits" if smaller else ""
     return f"weights are {weights:,} bytes in all, a chip has {per_chip:,}; about {chips} chips would do{there}{narrow}"

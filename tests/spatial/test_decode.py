@@ -59,18 +59,3 @@ def test_the_model_is_left_as_it_was() -> None:
     before = {name: t.clone() for name, t in model.state_dict().items()}
     map_onto(model, torch.tensor([3]), torch.tensor([0]), machine=toy(2, 2), effort="quick")
     assert all(t.equal(before[name]) for name, t in model.state_dict().items())
-
-
-class Adds(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(4, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.total += x
-        return self.total * 2
-
-
-def test_a_state_that_is_not_written_by_rows() -> None:
-    with pytest.raises(MapError, match="total is written otherwise than by rows"):
-        map_onto(Adds(), torch.randn(4, 4), machine="toy")

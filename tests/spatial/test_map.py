@@ -193,8 +193,10 @@ def test_what_is_refused() -> None:
     x = torch.randn(8, 8)
     with pytest.raises(MapError, match=r"has no form.*test_map.py:\d+"):
         map_onto(Refused(), x, machine="toy")
-    with pytest.raises(SpaceError, match="chips would do"):
+    with pytest.raises(SpaceError, match="needs 1,050,624 bytes .* about 6 chips would do, more than the 1 of toy"):
         map_onto(nn.Linear(512, 512), torch.randn(1, 512), machine="toy")
+    with pytest.raises(SpaceError, match="about 2 chips would do.*, or weights of 16 bits"):
+        map_onto(nn.Linear(300, 300), torch.randn(1, 300), machine="toy")
     with pytest.raises(OptionError, match="expected 1, as many as toy has"):
         map_onto(MLP(), torch.randn(4, 64), machine="toy", chips=2)
     with pytest.raises(OptionError, match="expected one of quick"):
@@ -320,3 +322,16 @@ def test_weights_that_lie_otherwise_are_read_right_and_not_copied() -> None:
     used = [t for t in program.data.values() if t.untyped_storage().data_ptr() in weights]
     assert (16, 24) in [tuple(t.shape) for t in used]
     agree(model, (x,), program.edited(str(program)), 1e-5)
+
+
+def scaled(x: torch.Tensor, mask: torch.Tensor | None = None, by: float = 1.0, negated: bool = False) -> torch.Tensor:
+    y = x * by if mask is None else x * by + mask
+    return -y if negated else y
+
+
+def test_arguments_that_are_no_tensors_are_part_of_the_program() -> None:
+    x = torch.randn(3, 4)
+    for args, kwargs in (((x, None), {}), ((x,), {"by": 0.5, "negated": True}), ((x, x[0], 3), {})):
+        program = map_onto(scaled, *args, machine="toy", effort="quick", **kwargs)
+        given = [a for a in args if isinstance(a, torch.Tensor)]
+        torch.testing.assert_close(simulate(program, *given).output, scaled(*args, **kwargs))

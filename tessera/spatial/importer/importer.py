@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from tessera.ir.equation import Arg, Equation, Special, Value, map_values
+from tessera.ir.equation import Arg, Equation, Source, Special, Value, map_values
 from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -47,6 +47,15 @@ def form(text: str) -> Callable[[Form], Form]:
     return add
 
 
+@dataclass(frozen=True)
+class State:
+    """A buffer that is kept between runs: the matrix that it is, and which dimensions are its rows and columns."""
+
+    home: Home
+    index: Map
+    order: list[int]
+
+
 class Importer:
     """Imports into a graph that others may import into as well: other ranks, and other batches, each of which reads
     rows of the inputs and gives rows of the outputs."""
@@ -64,8 +73,9 @@ class Importer:
         self.batches, self.carried = batches, carried  # inputs that an earlier part of the program leaves
         self.varying = varying  # weights that are others in other blocks with this program
         self.env: dict[Value, Item] = {}
-        self.readers: dict[Value, int] = {}
-        self.states: dict[Value, Home] = {}
+        self.readers: dict[Value, int] = {}  # that are still to come
+        self.states: dict[Value, State] = {}
+        self.peers = [self]  # all ranks, which may read each other's states
         self.eqn: Equation | None = None  # the one that is being imported
 
     def begin(self, weights: Mapping[Value, tuple[str, torch.Tensor]]) -> None:
@@ -106,20 +116,16 @@ class Importer:
         return Lazy(shape, v.dtype, 0, (whole(home, shape),), home.name)
 
     def state(self, v: Value, name: str, data: torch.Tensor) -> Lazy:
-        """A buffer that the program writes: the dimension along which it is written is the matrix's rows."""
-        dim = next((d for eqn in self.trace.equations if (d := written_along(eqn, v)) is not None), None)
-        if dim is None:
-            raise MapError(
-                f"{name} is written otherwise than by rows that an index chooses (index_put, index_copy); "
-                "model.eval() leaves the statistics of batch norms as they are"
-            )
-        order = [dim, *(d for d in range(data.ndim) if d != dim)]
-        rows = data.detach().permute(order)
+        """A buffer that the program writes: a dimension along which it is written is the matrix's rows."""
+        dim = next((d for eqn in self.trace.equations if (d := written_along(eqn, v)) is not None), 0)
+        shape = tuple(data.shape) or (1,)
+        order = [dim, *(d for d in range(len(shape)) if d != dim)]
+        rows = data.detach().reshape(shape).permute(order)
         home = self.graph.home(name, data.dtype, rows.shape[0], rows[0].numel())
         grain = rows.shape[-1] if rows.ndim > 1 else 1
         self.graph.add(Constant(home, rows.reshape(home.rows, home.columns).clone(), True, grain))
-        index = whole(home, rows.shape).permute(*(order.index(d) for d in range(data.ndim)))
-        self.states[v] = home
+        index = whole(home, rows.shape).permute(*(order.index(d) for d in range(len(shape)))).reshape(*data.shape)
+        self.states[v] = State(home, index, order)
         return Lazy(tuple(data.shape), data.dtype, 0, (index,), name)
 
     def scattered(self, x: Lazy, dim: int, index: Item, rows: Item) -> Item:
@@ -130,36 +136,47 @@ class Importer:
         before = old.permute(*order).only
         if before is None or not self.is_state(before):
             return NotImplemented
+        index, rows = (self.apart(item, before) for item in (index, self.values.cast(rows, x.dtype)))
         at = self.values.map(index)
         at = at.reshape(at.size, 1)
-        new = self.values.map(self.values.cast(rows, x.dtype))
+        new = self.values.map(rows)
         new = new.expand(*(at.shape[0] if d == dim else n for d, n in enumerate(old.shape)))
-        home = self.graph.home(self.name(), x.dtype, before.rows, before.columns, self.eqn.source)
         values = new.permute(*order).reshape(at.shape[0], before.columns)
-        self.graph.add(Scatter(home, before, at, values))
+        home = self.write(before, at, values, self.name(), self.eqn.source)
         return Lazy(x.shape, x.dtype, 0, (old.moved_to(home),), home.name, self.eqn.source)
 
-    def is_state(self, home: Home) -> bool:
-        return home in self.states.values() or any(isinstance(n, Scatter) and n.home is home for n in self.graph.nodes)
+    def write(self, before: Home, at: Map, values: Map, name: str, source: Source) -> Home:
+        """Rows of a state are written. What was read there before, and is still wanted, is copied first."""
+        for im in self.peers:
+            im.env = {v: im.apart(item, before) for v, item in im.env.items() if im.readers.get(v, 0) > 0}
+        home = self.graph.home(name, before.dtype, before.rows, before.columns, source)
+        self.graph.add(Scatter(home, before, at, values))
+        return home
 
-    def check_states(self) -> None:
-        """A state ends as what was last written into it, and nobody reads what was there before."""
+    def apart(self, item: Item, home: Home) -> Item:
+        """A value; its copy, where it is read in a home."""
+        reads = isinstance(item, Lazy) and any(home in m.homes for m in item.operands)
+        return self.values.written(item) if reads else item  # type: ignore[arg-type]
+
+    def is_state(self, home: Home) -> bool:
+        return any(home is state.home for state in self.states.values()) or any(
+            isinstance(n, Scatter) and n.home is home for n in self.graph.nodes
+        )
+
+    def keep_states(self) -> None:
+        """At the end, a state that is something else than the rows written into it is written whole."""
         after = {n.state: n.home for n in self.graph.nodes if isinstance(n, Scatter)}
-        for v, home in self.states.items():
-            last, first, item = home, self.env[v], self.env[self.trace.mutations[v]]
+        for v, state in self.states.items():
+            last, kept = state.home, self.trace.mutations[v]
             while last in after:
                 last = after[last]
-            assert isinstance(first, Lazy)
-            if not isinstance(item, Lazy) or self.values.map(item) != first.index.moved_to(last):
-                raise MapError(f"{home.name} ends as something else than rows written into it")
-        written: set[Home] = set()
-        for node in self.graph.nodes:
-            for m in node.maps:
-                if late := written.intersection(m.homes):
-                    name = next(iter(late)).name
-                    raise MapError(f"{name} is read as it was before it was written: called at {node.home.source}")
-            if isinstance(node, Scatter):
-                written.add(node.state)
+            now = self.values.cast(self.env[kept], v.dtype)
+            if now.tree == 0 and now.index == state.index.moved_to(last):
+                continue
+            new = self.values.map(self.apart(now, last)).reshape(*(sizes(v) or (1,))).permute(*state.order)
+            self.write(
+                last, self.values.every(last.rows), new.reshape(last.rows, last.columns), state.home.name, now.source
+            )
 
     def count(self, trace: Trace) -> None:
         """Constants of a trace, and how many read each of its values."""
@@ -170,7 +187,13 @@ class Importer:
 
     # --- equations ---
 
+    def passed(self, eqn: Equation) -> None:
+        """An equation reads its arguments now."""
+        for v in dict.fromkeys(eqn.inputs()):
+            self.readers[v] = self.readers.get(v, 0) - 1
+
     def equation(self, eqn: Equation, depth: int = DEPTH) -> None:
+        self.passed(eqn)
         if eqn.opname.startswith(_CLAIMS):
             return
         if not isinstance(eqn.op, Special) and draws(eqn.op, eqn.args, eqn.kwargs):

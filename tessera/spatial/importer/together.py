@@ -45,15 +45,18 @@ def together(
     for batch in range(batches):
         ranks = [Importer(trace, values, apart, batches, carried, varying) for _ in range(mesh.ranks)]
         for place, im in _each(graph, ranks, batch, 0):
+            im.peers = ranks
             im.begin({v: _part(v, *held, place.rank) for v, held in weights.items()})
         for number, eqn in enumerate(trace.equations):
             if isinstance(eqn.op, Collective):
+                for im in ranks:
+                    im.passed(eqn)
                 _exchange(graph, ranks, batch, number, eqn, two_steps)
                 continue
             for _, im in _each(graph, ranks, batch, number):
                 im.equation(eqn)
-        for im in ranks:
-            im.check_states()
+        for _, im in _each(graph, ranks, batch, len(trace.equations)):
+            im.keep_states()
         for i, o in enumerate(trace.outputs):
             outputs = [im.output(i) for _, im in _each(graph, ranks, batch, len(trace.equations))]
             lies = o.tensor.placement if isinstance(o, Value) and isinstance(o.type, TensorType) else None
@@ -66,6 +69,7 @@ def together(
         m = parts[0][1] if batches == 1 else concatenated([m for _, m in parts], 0)
         graph.outputs.append((f"y{i}" if len(given) > 1 else "y", parts[0][0], m.shape, m.reshape(*fold(m.shape))))
     graph.live()
+    assert graph.reads_what_is()
     return graph
 
 

@@ -76,6 +76,7 @@ class Values:
         self.graph = graph
         self.constants: dict[tuple, tuple[Home, torch.Tensor]] = {}
         self.at_host: dict[tuple[Map, torch.dtype], str] = {}  # what operators there read, by name
+        self.counts: dict[int, Known] = {}
         self.wrapped: dict[tuple[Map, int], Lazy] = {}  # places that count from the end, as those from the beginning
 
     # --- homes ---
@@ -91,6 +92,12 @@ class Values:
             self.graph.add(Constant(home, small))
             self.constants[key] = home, data  # the tensor is kept, for its address is the key
         return whole(self.constants[key][0], small.shape).expand(*data.shape)
+
+    def every(self, rows: int) -> Map:
+        """The numbers of so many rows."""
+        if rows not in self.counts:
+            self.counts[rows] = Known(torch.arange(rows)[:, None], f"rows{rows}")
+        return self.constant(self.counts[rows])
 
     def lazy(self, item: Item) -> Lazy:
         if isinstance(item, Lazy):

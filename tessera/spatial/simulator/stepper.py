@@ -41,8 +41,8 @@ SUMS |= {"int8": "int32", "uint8": "int32", "float64": "float64"}
 def step(
     program: Program, *inputs: torch.Tensor, state: Mapping[str, torch.Tensor] | None = None
 ) -> tuple[tuple[torch.Tensor, ...], int]:
-    stepper = Stepper(program, inputs, {**program.data, **(state or {})})
-    return stepper.run(), program.listing.end
+    given = {f"input {name}": x for (name, _), x in zip(program.listing.inputs, inputs, strict=True)}
+    return Stepper(program, {**program.data, **(state or {}), **given}).run(), program.listing.end
 
 
 @dataclass(eq=False)
@@ -67,7 +67,7 @@ def up(amount: int, each: int) -> int:
 
 
 class Stepper:
-    def __init__(self, program: Program, inputs: tuple[torch.Tensor, ...], data: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, program: Program, data: Mapping[str, torch.Tensor]) -> None:
         self.m, self.listing, self.data, self.cycle, self.size = program.machine, program.listing, data, 0, 0
         self.places: dict[tuple[Any, str], tuple[t.Buffer, np.ndarray]] = {}  # (core or elsewhere, name): its bytes
         self.events: dict[int, list[Callable[[], object]]] = defaultdict(list)
@@ -82,29 +82,24 @@ class Stepper:
             for b in page.buffers:
                 fits = b.size == b.type.bytes and b.address % m.sram.align == 0 and b.address + b.size <= m.sram.size
                 self.need(fits and (b.lifetime is None or b.lifetime[0] < b.lifetime[1]), "buffer", b)
-                self.lay(page.core, b, self.size + b.address)
-                self.events[b.lifetime[0] if b.lifetime else 0].append(functools.partial(self.bear, page.core, b))
+                self.lay((page.core,), b, self.size + b.address)
             self.size += m.sram.size
-        for core, step in ((page.core, step) for page in of.pages for step in page.instructions):
-            self.events[step.start].append(functools.partial(self.start, core, step))  # when buffers are born
-        self.last = max(of.end, *self.events, 0)
-        self.need(self.last <= LONGEST, "machine")
-        ours = [*(("input", *one) for one in of.inputs), *(("output", *one) for one in of.outputs)]
-        ours += [(f"dram {b.chip}", b.name, b.type) for b in of.drams] + [("host", *one) for one in of.hosted]
-        for where, name, kind in ours:  # what the host computes with is received and sent as inputs and outputs are
-            for place in ("input", "output", "host") if where == "host" else (where,):
-                self.lay(place, t.Buffer(name, kind, 0, kind.bytes, state=True), self.size)
+        outside = [(("input",), name, kind, False, t.Ref(f"input {name}")) for name, kind in of.inputs]
+        outside += [(("output",), name, kind, False, None) for name, kind in of.outputs]
+        outside += [(("input", "output", "host"), name, kind, False, None) for name, kind in of.hosted]
+        outside += [((f"dram {b.chip}",), b.name, b.type, b.state, b.source) for b in of.drams]
+        for where, name, kind, state, source in outside:  # what the host computes with is sent and received there
+            self.lay(where, t.Buffer(name, kind, 0, kind.bytes, (0, NEVER), state, source), self.size)
             self.size += kind.bytes
         for chip in {b.chip for b in of.drams}:
             full = sum(b.type.bytes for b in of.drams if b.chip == chip)
             self.need(m.dram and chip < m.chip_count and full <= m.dram.size, "buffer")
-        self.bytes = np.zeros(self.size, np.uint8)
-        self.ready, self.touched, self.dies = np.full(self.size, NEVER), *np.zeros((2, self.size), int)
-        for (name, _), x in zip(of.inputs, inputs, strict=True):
-            at = self.places["input", name][1].ravel()
-            self.bytes[at], self.ready[at] = flat_bytes(x).numpy(), 0
-        for b in of.drams:
-            self.load(f"dram {b.chip}", b)
+        for core, step in ((page.core, step) for page in of.pages for step in page.instructions):
+            self.events[step.start].append(functools.partial(self.start, core, step))  # when buffers are born
+        self.last = max(of.end, *self.events, 0)
+        self.need(self.last <= LONGEST, "machine")
+        self.bytes, self.ready = np.zeros(self.size, np.uint8), np.full(self.size, NEVER)
+        self.touched, self.dies = np.zeros((2, self.size), int)
 
     def need(self, right: object, kind: str, *parties: object) -> None:
         if not right:
@@ -149,27 +144,25 @@ class Stepper:
         flat = torch.from_numpy(self.bytes[at.ravel()]).as_strided((at.size,), (1,))  # nothing has any stride
         return flat.view(values.dtype_of(of.type.dtype)).reshape(at.shape[:-1])
 
-    def lay(self, where: Any, of: t.Buffer, at: int) -> None:
-        self.need((where, of.name) not in self.places, "buffer", of)
-        self.places[where, of.name] = of, self.numbers(of.type.shape, t.SIZES[of.type.dtype]) + at
+    def lay(self, where: tuple[Any, ...], of: t.Buffer, at: int) -> None:
+        numbers = self.numbers(of.type.shape, t.SIZES[of.type.dtype]) + at
+        for place in where:
+            self.need((place, of.name) not in self.places, "buffer", of)
+            self.places[place, of.name] = of, numbers
+        self.events[of.lifetime[0] if of.lifetime else 0].append(functools.partial(self.bear, where[0], of, numbers))
 
-    def load(self, where: Any, of: t.Buffer | t.Dram) -> None:
-        """What lies somewhere before cycle 0."""
-        at = self.places[where, of.name][1]
+    def bear(self, where: Any, of: t.Buffer, at: np.ndarray) -> None:
+        """From now on a buffer is there, and holds what lies beside the listing, or zeros, or nothing yet."""
+        self.need((self.dies[at] <= self.cycle).all(), "overlap", where, of)
+        self.dies[at] = of.lifetime[1] if of.lifetime else NEVER
         self.bytes[at], self.ready[at] = 0, 0 if of.source or of.state else NEVER
-        if of.source is not None:
+        if of.source is not None and at.size:
             whole = self.data.get(of.source.name)
             self.need(whole is not None and str(whole.dtype) == f"torch.{of.type.dtype}", "data", of)
             assert whole is not None
             part = self.part(of.source, self.numbers(tuple(whole.shape), whole.element_size()), "data", of)
             self.need(part.shape == at.shape, "data", of)
             self.bytes[at] = flat_bytes(whole).numpy()[part]
-
-    def bear(self, core: Core, of: t.Buffer) -> None:
-        at = self.places[core, of.name][1]
-        self.need((self.dies[at] <= self.cycle).all(), "overlap", f"core {core}", of)
-        self.dies[at] = of.lifetime[1] if of.lifetime else NEVER
-        self.load(core, of)
 
     def part(self, ref: t.Ref, numbers: np.ndarray, kind: str, *parties: object) -> np.ndarray:
         """The numbers of what a reference names; a tile of indices names all rows."""
@@ -211,7 +204,7 @@ class Stepper:
         job.read += 0 if where else chosen.size
         return self.tensor(of, chosen)
 
-    def write(self, job: Job, ref: t.Ref, value: torch.Tensor, where: str = "", exact: bool = True) -> None:
+    def write(self, job: Job, ref: t.Ref, value: torch.Tensor, where: str = "", exact: bool = False) -> None:
         """Nobody can read it before the job ends, so that it may as well be there at once."""
         of, every, chosen = self.place(job, ref, where, "write")
         self.need(value.dtype == values.dtype_of(of.type.dtype), "type", job)
@@ -250,16 +243,15 @@ class Stepper:
             case t.Expression(target, tree):
                 self.expression(job, target, tree)
             case t.Copy(target, source):
-                self.write(job, target, self.read(job, source), exact=False)
+                self.write(job, target, self.read(job, source))
             case t.FromHost(target, place):
-                self.move(job, self.m.host, self.read(job, place, "input"), target)
+                self.write(job, target, self.read(job, place, "input"))
             case t.ToHost(value, place):
-                self.move(job, self.m.host, self.read(job, value), place, "output")
+                self.write(job, place, self.read(job, value), "output")
             case t.Store(value, place):
-                self.move(job, self.m.dram, self.read(job, value), place, f"dram {core.chip}")
+                self.write(job, place, self.read(job, value), f"dram {core.chip}")
             case t.Load(target, place):
-                value = self.read(job, place, f"dram {core.chip}")
-                arrive = functools.partial(self.move, job, self.m.dram, value, target, last=self.ports)
+                arrive = functools.partial(self.load, job, target, self.read(job, place, f"dram {core.chip}"))
                 self.events[self.cycle + self.latency(of)].append(arrive)
             case t.Hosted():
                 self.call(job, of.action)
@@ -279,14 +271,13 @@ class Stepper:
             job.least = max(job.least, up(size, max(1, len(ports)) * self.m.sram.width))
             for port in ports:
                 self.use(job, "port", job.core, port)
+        outside = {"host": self.m.host, "dram": self.m.dram}.get(UNITS.get(type(job.of.action), ""))
+        if outside is not None:
+            job.least = max(job.least, up(job.read + job.wrote, outside.width))
 
-    def move(
-        self, job: Job, port: Any, value: torch.Tensor, target: t.Ref, where: str = "", last: Callable = lambda _: None
-    ) -> None:
-        """To or from what is outside of the core."""
-        self.write(job, target, value, where, exact=False)
-        job.least = up(value.nbytes, port.width)
-        last(job)
+    def load(self, job: Job, target: t.Ref, value: torch.Tensor) -> None:
+        self.write(job, target, value)
+        self.ports(job)
 
     def call(self, job: Job, a: t.Hosted) -> None:
         given = {name: self.read(job, t.Ref(name), "host") for name in operands(a)}
@@ -296,7 +287,7 @@ class Stepper:
             raise Violation("type", job.core, self.cycle, str(error), str(job)) from None
         self.need(len(got) == len(a.results), "shape", job)
         for name, value in (wanted := [(name, of) for name, of in zip(a.results, got, strict=True) if name != "_"]):
-            self.write(job, t.Ref(name), value, "host")
+            self.write(job, t.Ref(name), value, "host", exact=True)
         self.need(wanted, "race", job)
         size, host = sum(of.nbytes for of in (*given.values(), *(of for _, of in wanted))), self.m.host
         assert host is not None and host.latency is not None and host.rate is not None  # or there is no such unit
@@ -311,7 +302,7 @@ class Stepper:
         fits = old is None or (old.dtype, old.shape) == (sums, (x.shape[0], w.shape[1]))
         self.need(fits, "shape", job)
         value, cycles = product(array, x, w, old, sums)
-        self.write(job, a.target, value)
+        self.write(job, a.target, value, exact=True)
         job.least = math.ceil(Fraction(array.passes[kind]) * cycles)
         across, along = up(w.shape[1], array.columns), x.shape[0]
         xs, ws = {  # how often x and w are read
@@ -352,7 +343,7 @@ class Stepper:
             raise
         except RuntimeError as error:
             raise Violation("shape", job.core, self.cycle, str(error), str(job)) from None
-        self.write(job, target, result)
+        self.write(job, target, result, exact=True)
         largest = max([result.numel(), *(tile.numel() for tile in tiles.values())])
         each = sum(Fraction(self.m.vector.cycles_of(name)) for name in names or ["move"])
         job.least = math.ceil(up(largest, self.m.vector.lanes) * each)
@@ -389,4 +380,4 @@ class Stepper:
             fits = old.dtype == value.dtype and old.numel() == value.numel()
             self.need(self.m.link.reduce and fits, "type", job)
             value = old + value.reshape(old.shape)
-        self.write(job, a.target, value, exact=False)
+        self.write(job, a.target, value)
