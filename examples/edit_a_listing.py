@@ -1,7 +1,7 @@
 """A small MLP on a toy machine: its listing is read, edited by hand, and put back.
 
-The compiler sends one core's part of the result when everything is done. The edit delays an instruction, and the
-simulator says what it meets; a second edit only gives the program more time than it needs, which is refused as well.
+The first edit begins a product a cycle earlier, and the simulator says what it meets. The second makes relu of gelu, in
+the same cycles, and the result is that of the changed model.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What operators mean."""
+"""What operators mean: their derivatives, batching, cost and sharding, declared by family."""
