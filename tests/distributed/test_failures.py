@@ -24,6 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import tessera
 from tessera.distributed import safetensors
+from tessera.distributed.watch import NO_STORE, Watch
 from tessera.ir.dist import on
 from tessera.ir.mesh import Mesh
 
@@ -143,6 +144,18 @@ def test_survivors_say_who_is_missing(tmp_path: Path, how: str) -> None:
         assert re.search("rank 1: ranks did not meet.*rank 0 (is|waited in vain) at all_gather = dist_wait", lone), lone
     if how in ("backward", "save"):
         assert start(WORLD, restarted, str(tmp_path)) == [0] * WORLD
+
+
+def test_notes_that_nobody_keeps_any_more() -> None:
+    """The store has ended with its process; a rank is not said to have written nothing."""
+
+    class Gone:
+        def check(self, _: list[str]) -> bool:
+            raise RuntimeError("connection reset")
+
+    watch = object.__new__(Watch)
+    watch.rank, watch.every, watch.store = 2, 0.01, Gone()
+    assert watch.absent(range(4), "here") == NO_STORE
 
 
 def pipelined_rank(rank: int, folder: str, how: str) -> None:
