@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tessera.torch_internals.distributed import deadline_of, set_deadline
+from tessera.torch_internals.distributed import deadline_of, default_store, set_deadline
 
 
 def deadline() -> timedelta:
@@ -23,5 +23,6 @@ def share_deadline(device_mesh: DeviceMesh | None, seconds: float | None = None)
     limit = deadline() if seconds is None else timedelta(seconds=seconds)
     if seconds is not None:
         set_deadline(limit)
+        default_store().set_timeout(limit)  # new groups meet there
     for axis in range(device_mesh.ndim if device_mesh is not None else 0):
         set_deadline(limit, device_mesh.get_group(axis))  # type: ignore[union-attr]

@@ -20,6 +20,7 @@ from tessera.distributed.users_line import at_users_line
 from tessera.ir.mesh import Mesh
 from tessera.util.errors import InputError, OptionError
 
+STARTING = 300.0  # seconds by which some ranks may start later than others, however short the deadline is
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what it tells each rank
 
 
@@ -28,7 +29,8 @@ def mesh(*, device: str | None = None, fake: bool = False, timeout: float | None
     """A mesh of ranks, such as `tessera.mesh(dp=4, tp=2)`; the last axis holds neighbours.
 
     device   "cuda" or "cpu"; None: CUDA where there is one
-    timeout  seconds after which a rank that waits for others stops; None: those of the process group, or PyTorch's
+    timeout  seconds after which a rank that waits for others stops, once all have started; None: those of the process
+             group, or PyTorch's
     fake     without a process group: be rank 0 of ranks that are not there, to look at programs and measure one rank
     """
     if not axes:
@@ -59,7 +61,7 @@ def _join(wanted: Mesh, kind: str, fake: bool, timeout: float | None) -> None:
 
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=wanted.ranks)
     elif not (missing := [name for name in TORCHRUN if name not in os.environ]):
-        limit = None if timeout is None else timedelta(seconds=timeout)
+        limit = None if timeout is None else timedelta(seconds=max(timeout, STARTING))
         backend, store = "nccl" if kind == "cuda" else "gloo", _store_of_torchrun()
         if store is None:
             dist.init_process_group(backend, timeout=limit)

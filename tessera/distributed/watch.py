@@ -72,23 +72,27 @@ class Watch:
             self.ended, self.waited = self.at if waited else why, waited
             self.note()
 
-    def notes(self, ranks: Sequence[int]) -> dict[int, dict]:
+    def notes(self, ranks: Sequence[int]) -> dict[int, dict] | None:
+        """None where the store is gone."""
         try:
             return {r: json.loads(self.store.get(str(r))) for r in ranks if self.store.check([str(r)])}
         except RuntimeError:
-            return {}
+            return None
 
     def absent(self, ranks: Sequence[int], here: str) -> str:
         """What became of these ranks, seen from a rank that waits here: stays long enough to see who still writes."""
         others = [r for r in ranks if r != self.rank][: 8 * TOLD]
-        before = self.notes(others)
+        before = self.notes(others) or {}
         time.sleep(2.5 * self.every)
         after = self.notes(others)
+        if after is None:
+            return "; ".join([*(f"rank {r} was last seen at {n['at']}" for r, n in before.items()), NO_STORE])
         told = [_told(r, before.get(r), after.get(r), here) for r in others]
         first = min((order for order, _ in told), default=GONE)
         return "; ".join([text for order, text in told if order == first][:TOLD]) or "there is no other rank"
 
 
+NO_STORE = "what became of ranks is not known, since the process that kept their notes has ended: rank 0, or torchrun"
 GONE, ELSEWHERE, WAITED = range(3)  # whom a message names: only the first of these that there are
 
 
@@ -157,7 +161,7 @@ def compiling() -> Iterator[None]:
 
 def note_of(rank: int) -> dict | None:
     """The last note of a rank."""
-    return None if _Watched.watch is None else _Watched.watch.notes([rank]).get(rank)
+    return None if _Watched.watch is None else (_Watched.watch.notes([rank]) or {}).get(rank)
 
 
 def absent(here: str, ranks: Sequence[int] | None = None) -> str:

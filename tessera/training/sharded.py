@@ -62,7 +62,7 @@ class ShardedStep:
         if reason := state.own_step():
             raise OptionError(
                 f"train_step on a mesh: expected an optimizer that Tessera has equations for; {reason}. In place of "
-                "the step call tessera.jit(model), .backward() and the optimizer, which may be any"
+                "the step call tessera.jit(model), .backward() and the optimizer, which may be any that steps DTensors"
             )
         check_owner(state.optimizer)
         if not any(p in state.groups() for p in model.parameters()):

@@ -10,6 +10,7 @@ import os
 import re
 import runpy
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import tessera
 from tessera.distributed import safetensors
+from tessera.distributed.watch import NO_STORE, Watch
 from tessera.ir.dist import on
 from tessera.ir.mesh import Mesh
 
@@ -143,6 +145,38 @@ def test_survivors_say_who_is_missing(tmp_path: Path, how: str) -> None:
         assert re.search("rank 1: ranks did not meet.*rank 0 (is|waited in vain) at all_gather = dist_wait", lone), lone
     if how in ("backward", "save"):
         assert start(WORLD, restarted, str(tmp_path)) == [0] * WORLD
+
+
+def test_notes_that_nobody_keeps_any_more() -> None:
+    """The store has ended with its process; a rank is not said to have written nothing."""
+
+    class Gone:
+        def check(self, _: list[str]) -> bool:
+            raise RuntimeError("connection reset")
+
+    watch = object.__new__(Watch)
+    watch.rank, watch.every, watch.store = 2, 0.01, Gone()
+    assert watch.absent(range(4), "here") == NO_STORE
+
+
+def late_rank(rank: int, port: int) -> None:
+    """It starts later than a rank may be missed for later on."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    time.sleep(3 * rank)
+    tessera.mesh(device="cpu", dp=2, timeout=1)
+    if rank:
+        os._exit(0)
+    with pytest.raises(RuntimeError):
+        torch.distributed.barrier()
+    os._exit(4)
+
+
+def test_ranks_may_start_later_than_the_deadline() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert start(2, late_rank, port, seconds=60) == [4, 0]
 
 
 def pipelined_rank(rank: int, folder: str, how: str) -> None:
