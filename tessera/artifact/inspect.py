@@ -50,7 +50,7 @@ def facts_of(container: Container) -> Facts:
     for name, target in targets.items():
         if not isinstance(target, dict) or not isinstance(target.get("images", []), list):
             raise container.wrong(f"targets[{name[:40]}]", "expected kernels")
-        kernels.append([name, f"{len(target.get('images', []))} kernels", container.member(target.get("code")).size])
+        kernels.append([name, str(len(target.get("images", []))), container.member(target.get("code")).size])
     tensors, _ = weights_of(container, verify=False)
     weights = [[n, str(x.dtype).removeprefix("torch."), str(list(x.shape)), x.nbytes] for n, x in tensors.items()]
     members = [[m.name, m.size, m.sha256] for m in container.members.values()]

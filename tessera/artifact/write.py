@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -45,7 +45,7 @@ def export(
     *,
     kwargs: dict | None = None,
     dynamic: Mapping | None = None,
-    targets: str | Sequence[str] = "cpu",
+    targets: str | Sequence[str] | None = None,
     weights: str | None = None,
 ) -> None:
     """Compile a model for the given example arguments and write it to one file; `tessera.load` runs it.
@@ -54,7 +54,8 @@ def export(
              third and fourth item of a tuple are `dynamic` and `kwargs`
     dynamic  sizes that may change: `{"x": {0: "batch", 1: ("length", 1, 512)}}`; a name stands for one size
     targets  "cpu" is this machine's kind of processor, "cpu:x86-64-v3" another, "cuda:sm_90" a GPU, which need not be
-             here; every file runs on any machine that PyTorch runs on, by PyTorch's operators where no target fits
+             here; None is the kind of device that the model is on. Every file runs on any machine that PyTorch runs
+             on, by PyTorch's operators where no target fits
     weights  the name of a .safetensors file beside the artifact, for parameters and buffers that several artifacts
              share; one that is there is used where it holds what the model does. None: inside the artifact
     """
@@ -64,15 +65,18 @@ def export(
 
 
 def write(
-    given: Mapping[str, tuple], path: str | os.PathLike, targets: str | Sequence[str], weights: str | None = None,
-    facts: Mapping[str, object] | None = None, members: Mapping[str, bytes] | None = None, few: Collection[str] = (),
+    given: Mapping[str, tuple], path: str | os.PathLike, targets: str | Sequence[str] | None = None,
+    weights: str | None = None, facts: Mapping[str, object] | None = None, members: Mapping[str, bytes] | None = None,
+    few: Collection[str] = (),
 ) -> None:  # fmt: skip
     """The same for entries of a model, its arguments, those by name, and its sizes. `facts` go into the manifest and
     `members` into the file, for whoever reads them there. The entries `few` have few rows, and need Triton."""
     check_writable(path)
-    kernels = dict(_kernels(t) for t in ([targets] if isinstance(targets, str) else targets))
+    kernels = None if targets is None else _all_kernels(targets)  # or refused, before anything is captured
     shelf = Shelf()
     entries = {name: Entry(name, source_of(*call, name), shelf) for name, call in given.items()}
+    if kernels is None:
+        kernels = _all_kernels(dict.fromkeys(entry.device for entry in entries.values()))
     for entry in entries.values():
         entry.compile(PORTABLE, None)
         for target, of in kernels.items():
@@ -102,6 +106,10 @@ def _entries(model: object, args: tuple, kwargs: dict | None, dynamic: object) -
         one, example, sizes, named = (*parts, *DEFAULTS[len(parts) :])
         calls[name] = (one, example, named or {}, sizes)
     return calls
+
+
+def _all_kernels(targets: str | Iterable[str]) -> dict[str, TargetKernels]:
+    return dict(_kernels(t) for t in ([targets] if isinstance(targets, str) else targets))
 
 
 def _kernels(target: str) -> tuple[str, TargetKernels]:

@@ -19,6 +19,7 @@ from tessera.torch_internals import pytree
 _RANGE = re.compile(r"(\w+) = Dim\('\1'.*\)")
 _MOST = re.compile(r"Not all values of (\w+) = .* in the specified range (?:(\d+) <= )?\1 <= (\d+) satisfy .* != \3\.")
 _GUARD = re.compile(r"Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*?)\.?")
+_NUMBER = re.compile(r"\b[1-9]\d{0,8}\b")
 _VIOLATION = "  - "  # what a line about a size begins with
 _LEAST = 64  # where an open range may begin
 
@@ -63,29 +64,41 @@ def _from_somewhere_on(message: str, shapes: object, dynamic: object) -> Sizes |
     violations = [line for line in message.partition("Suggested")[0].splitlines() if line.startswith(_VIOLATION)]
     guards = [_GUARD.fullmatch(line.removeprefix(_VIOLATION)) for line in violations]
     given = {size[0]: (size[1], size[2]) for size in _named(dynamic) if isinstance(size, tuple)}
-    least: dict[str, int] = {}
+    ranges: dict[str, tuple[int, int | None]] = {}
     for guard in guards:
         if guard is None:
             return None
         name, source, condition = guard.groups()
         low, high = given.get(name, (1, None))
-        first = holds_from(condition.replace(source, "n"), low, high)
-        if first is None or first > (low if name in given else _LEAST):
+        found = _where(condition.replace(source, "n"), low, high, name in given)
+        if found is None:
             return None
-        least[name] = max(first, least.get(name, first))
-    return Sizes(_beginning(shapes, least), deferred=True) if least else None
+        first, last = ranges.get(name, found)
+        ranges[name] = max(first, found[0]), min((n for n in (last, found[1]) if n is not None), default=None)
+    return Sizes(_within(shapes, ranges), deferred=True) if ranges else None
 
 
-def _beginning(shapes: object, least: Mapping[str, int]) -> object:
+def _where(condition: str, low: int, high: int | None, fixed: bool) -> tuple[int, int | None] | None:
+    """The sizes that a condition holds for. Those of an open range may begin later, or end at one of the condition's
+    numbers, as rows of a table do (`n == min(512, n)`)."""
+    first = holds_from(condition, low, high)
+    if first is not None and first <= (low if fixed else _LEAST):
+        return first, high
+    numbers = () if fixed else sorted(map(int, _NUMBER.findall(condition)), reverse=True)
+    return next(((low, last) for last in numbers if low < last and holds_from(condition, low, last) == low), None)
+
+
+def _within(shapes: object, ranges: Mapping[str, tuple[int, int | None]]) -> object:
     made: dict[str, Dim] = {}
 
-    def larger(size: object) -> object:
-        if not isinstance(size, Dim) or least.get(size.__name__, size.min) <= size.min:
+    def narrowed(size: object) -> object:
+        if not isinstance(size, Dim) or size.__name__ not in ranges:
             return size
-        name = size.__name__
-        return made.setdefault(name, Dim(name, min=least[name], max=size.max))
+        low, high = ranges[size.__name__]
+        high = size.max if high is None else min(high, size.max)
+        return made.setdefault(size.__name__, Dim(size.__name__, min=max(low, size.min), max=high))
 
-    return pytree.tree_map(larger, shapes)
+    return pytree.tree_map(narrowed, shapes)
 
 
 def _named(dynamic: object) -> list:

@@ -51,7 +51,7 @@ def run(args: Namespace) -> int:
     else:
         if args.opset is not None:
             raise OptionError("--opset: expected a target that ends in .onnx")
-        targets = args.targets or "cpu"
+        targets = args.targets or None
         export(model, example, args.target, dynamic=dynamic or None, targets=targets, weights=args.weights)
     written = Path(args.target).stat().st_size
     if not write_json(args, {"path": args.target, "bytes": written}):

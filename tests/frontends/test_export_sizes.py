@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tessera
 from tessera.torch_internals import pytree
-from tessera.util.errors import OptionError
+from tessera.util.errors import InputError, OptionError
 
 Named = collections.namedtuple("Named", "first second")  # noqa: PYI024
 
@@ -173,3 +173,31 @@ def test_examples_that_grow_lie_as_before() -> None:
 def test_a_dimension_named_twice() -> None:
     with pytest.raises(OptionError, match="each dimension once, got -1 and 1"):
         tessera.to_exported(total, (T,), dynamic={"tree": {1: "n", -1: "n"}})
+
+
+class Positions(nn.Module):
+    """Rows of a table, one for each place, as encoders have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 4)
+        self.register_buffer("places", torch.arange(16)[None])
+        self.register_buffer("kinds", torch.zeros(1, 16, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kinds = self.kinds[:, : x.shape[1]].expand(x.shape[0], x.shape[1])
+        return x + self.table(self.places[:, : x.shape[1]]) + kinds[..., None]
+
+
+@pytest.mark.parametrize("length", [1, 6])
+def test_a_table_ends_an_open_range(length: int, tmp_path: Path) -> None:
+    net = Positions().eval()
+    dynamic = {"x": {0: "batch", 1: "length"}}
+    tessera.export(net, (torch.randn(2, length, 4),), tmp_path / "m.tess", dynamic=dynamic)
+    run = tessera.load(tmp_path / "m.tess")
+    with torch.no_grad():
+        for shape in ((1, 1, 4), (3, 7, 4), (2, 15, 4)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(run(x), net(x))
+        with pytest.raises(InputError, match="expected length from"):
+            run(torch.randn(1, 17, 4))

@@ -442,3 +442,18 @@ def test_slices_backwards(start: int, end: int, step: int) -> None:
         last = max(end + n * (end < 0), -1)
         places = [p for p in range(first, last, step) if 0 <= p < n]
         assert torch.equal(net(x), x[:, places])
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, 2.0, 0.0])
+def test_powers_and_signs_at_the_edges(exponent: float) -> None:
+    """PyTorch takes square roots for powers of a half, and says that NaN has the sign 0."""
+    nodes = [node("Pow", ["x", "e"], ["y"]), node("Sign", ["x"], ["s"])]
+    net = tessera_onnx.load(
+        model(nodes, [value("x", ["n"])], ["y", "s"], [constant("e", np.array(exponent, np.float32))])
+    )
+    x = np.array([-np.inf, -2, -0.0, 0, 0.3, 4, np.inf, np.nan], np.float32)
+    with np.errstate(all="ignore"):
+        expected = np.power(x, np.full(8, exponent, np.float32)), np.sign(x)  # of a number NumPy takes roots, too
+    for got, wanted in zip(net(torch.from_numpy(x)), expected, strict=True):
+        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6)
+        assert np.array_equal(np.signbit(got.numpy()[:-1]), np.signbit(wanted[:-1]))

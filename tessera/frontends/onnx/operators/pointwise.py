@@ -12,6 +12,7 @@ from tessera.frontends.onnx.operators import unsigned
 from tessera.frontends.onnx.operators.unsigned import wide, wide_ordered
 from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.values import is_known, number
+from tessera.frontends.powers import power
 
 Tensor = torch.Tensor
 
@@ -50,7 +51,7 @@ def _power(a: Tensor, b: Tensor) -> Tensor:
     if not a.is_floating_point() and b.is_floating_point():
         return torch.pow(a.double(), b.double()).to(a.dtype)
     if a.is_floating_point() and b.numel() == 1 and b.ndim <= a.ndim and is_known(b):
-        return torch.pow(a, number(b))  # squares and roots by their names
+        return power(a, number(b))  # squares and roots by their names
     return torch.pow(a, b.to(a.dtype) if b.is_floating_point() else b).to(a.dtype)
 
 
@@ -90,8 +91,12 @@ def _unary(name: str, fn: Callable[[Tensor], Tensor]) -> None:
         return fn(x)
 
 
-def _sign(x: Tensor) -> Tensor:
-    return torch.sign(x)
+@operator("Sign")
+def sign(x: Tensor) -> Tensor:
+    """Of NaN it is NaN, where PyTorch has 0."""
+    if not x.dtype.is_signed:
+        return x.to(torch.bool).to(x.dtype)
+    return torch.where(x.isnan(), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
 for _name, _fn in {
@@ -114,7 +119,6 @@ for _name, _fn in {
     "Not": torch.logical_not,
     "Reciprocal": torch.reciprocal,
     "Round": torch.round,
-    "Sign": _sign,
     "Sin": torch.sin,
     "Sinh": torch.sinh,
     "Sqrt": torch.sqrt,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from tessera.frontends import powers
 from tessera.frontends.stablehlo import unsigned64
 from tessera.frontends.stablehlo.registry import Site, elementwise
 from tessera.frontends.stablehlo.values import Number
@@ -70,7 +71,8 @@ def remainder(site: Site, a: Operand, b: Operand) -> torch.Tensor:
 @elementwise("power", numbers=True)
 def power(site: Site, a: Operand, b: Operand) -> torch.Tensor:
     if not site.element.integer:
-        return site.element.wrap(a**b)  # type: ignore[operator,arg-type]
+        real = isinstance(a, torch.Tensor) and a.is_floating_point() and isinstance(b, float)
+        return site.element.wrap(powers.power(a, b) if real else a**b)  # type: ignore[operator,arg-type]
     x, y = both(a, b)
     negative = y < 0
     if site.element.kind == "uint":
