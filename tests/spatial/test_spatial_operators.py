@@ -394,3 +394,13 @@ def test_numbers_are_rounded_as_training_for_few_bits_rounds_them():
             ),
             X.to(dtype),
         )
+
+
+def test_both_branches_of_a_condition_are_computed_and_one_is_taken():
+    def chosen(x: torch.Tensor) -> tuple:
+        y = torch.cond(x.sum() > 0, lambda x: x.exp(), lambda x: x - 1, (x,))
+        z = torch.cond(x[0, 0] > 0, lambda x: ((x > 0), x.argmax(-1)), lambda x: ((x < 0), x.argmin(-1)), (x,))
+        return y > 1, *z
+
+    _exact(chosen, X)
+    _exact(chosen, -X)
