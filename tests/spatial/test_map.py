@@ -335,3 +335,13 @@ def test_arguments_that_are_no_tensors_are_part_of_the_program() -> None:
         program = map_onto(scaled, *args, machine="toy", effort="quick", **kwargs)
         given = [a for a in args if isinstance(a, torch.Tensor)]
         torch.testing.assert_close(simulate(program, *given).output, scaled(*args, **kwargs))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
+def test_floats_beyond_a_narrow_type_leave_their_low_bits(dtype: torch.dtype) -> None:
+    x = torch.tensor([[300.5, -300.7, 127.9, -128.9, 200.0, -1.5, 70000.0, -70000.0]])
+    program = map_onto(lambda x: (x.to(dtype), x.round().clamp(-100, 100).to(dtype)), x, machine="toy", effort="quick")
+    wide = x.to(torch.int32).to(dtype), x.round().clamp(-100, 100).to(torch.int32).to(dtype)
+    assert all(map(torch.equal, simulate(program, x).outputs, wide))
+    if dtype != torch.uint8:  # of signed types it is known that they hold -100 to 100: one expression
+        assert "int32[" not in str(map_onto(lambda x: x.clamp(-100, 100).to(dtype), x, machine="toy", effort="quick"))

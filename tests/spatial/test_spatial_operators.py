@@ -381,3 +381,26 @@ def test_long_sums_and_chains_are_several_expressions():
         return [total, y]
 
     _agree(chain, X)
+
+
+def test_numbers_are_rounded_as_training_for_few_bits_rounds_them():
+    scale, zero = torch.tensor([0.03, 0.2, 0.11, 0.05, 0.07, 0.4, 0.09]), torch.tensor([0, -3, 2, 1, 0, 5, -1]).int()
+    for dtype in (torch.float32, torch.bfloat16):
+        _exact(
+            lambda x: (
+                torch.fake_quantize_per_tensor_affine(x, 0.03, 3, -8, 7),
+                torch.fake_quantize_per_tensor_affine(x, scale[:1], zero[:1], 0, 15),
+                torch.fake_quantize_per_channel_affine(x, scale, zero, 1, -8, 7),
+            ),
+            X.to(dtype),
+        )
+
+
+def test_both_branches_of_a_condition_are_computed_and_one_is_taken():
+    def chosen(x: torch.Tensor) -> tuple:
+        y = torch.cond(x.sum() > 0, lambda x: x.exp(), lambda x: x - 1, (x,))
+        z = torch.cond(x[0, 0] > 0, lambda x: ((x > 0), x.argmax(-1)), lambda x: ((x < 0), x.argmin(-1)), (x,))
+        return y > 1, *z
+
+    _exact(chosen, X)
+    _exact(chosen, -X)

@@ -18,6 +18,7 @@ from tessera.ir.equation import Arg, Equation, Source, Special, Value, map_value
 from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ops.control import COND
 from tessera.spatial.errors import MapError
 from tessera.spatial.graph import Constant, Gather, Input, Left, Product, Scatter
 from tessera.spatial.importer.decompose import Decompositions
@@ -96,7 +97,7 @@ class Importer:
 
     def output(self, number: int) -> tuple[torch.dtype, Map]:
         o = self.trace.outputs[number]
-        item = self.env[o] if isinstance(o, Value) else Known(torch.tensor(o))
+        item = self.item(o)
         return dtype_of(item), self.values.map(item)
 
     def input(self, v: Value) -> Item:
@@ -220,6 +221,8 @@ class Importer:
                 self.decompose(eqn, depth)
             else:
                 self.bind(eqn, result if isinstance(result, list) else [result])
+        elif eqn.op is COND:
+            self.bind(eqn, self.either(eqn))
         elif (call := hosted(self.values, self.env, eqn)) is not None:
             self.bind(eqn, call)
         else:
@@ -290,6 +293,25 @@ class Importer:
                 if self.readers.get(v, 0) > 1 and not isinstance(item.tree, int):
                     item = self.values.plain(item)
             self.env[v] = item
+
+    def either(self, eqn: Equation) -> list[Item | None]:
+        """Both branches are computed, since data decide no times; where the condition holds, the first is taken."""
+        chosen, *branches = eqn.args[:3]
+        results = []
+        for branch in branches:
+            assert isinstance(branch, Trace)
+            self.env |= {v: self.item(of) for v, of in zip(branch.inputs, eqn.args[3:], strict=True)}
+            self.count(branch)
+            for part in branch.equations:
+                self.equation(part)
+            results.append([self.item(o) for o in branch.outputs])
+        self.eqn = eqn
+        pairs = zip(eqn.outputs, *results, strict=True)
+        return [None if v is None else self.apply("where", self.item(chosen), a, b, dtype=v.dtype) for v, a, b in pairs]
+
+    def item(self, of: Arg) -> Item:
+        """A value, or a number as one."""
+        return self.env[of] if isinstance(of, Value) else Known(torch.tensor(of))
 
     # --- what forms are made of ---
 

@@ -6,6 +6,7 @@ Then a node computes it, and it is a plain map of the new home. So arithmetic fu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,6 +62,27 @@ def _outgrows(lazy: Lazy) -> bool:
     """Whether an expression may hold what its type does not, since the unit computes in 32 bits or more."""
     narrow = not lazy.dtype.is_floating_point and lazy.dtype.itemsize < 4
     return narrow and not GROWING.isdisjoint(functions(lazy.tree))
+
+
+def _reach(tree: Tree) -> tuple[float, float]:
+    """Between which numbers an expression stays, as far as it says so itself."""
+    match tree:
+        case Number(value):
+            return value, value
+        case Apply("minimum" | "maximum" as fn, args):
+            lows, highs = zip(*map(_reach, args), strict=True)
+            combined = min if fn == "minimum" else max
+            return combined(lows), combined(highs)
+        case Apply("round" | "trunc" | "floor" | "ceil", (arg,)):
+            return _reach(arg)
+    return -math.inf, math.inf
+
+
+def _fits(tree: Tree, dtype: torch.dtype) -> bool:
+    """Whether an expression stays within an integer type."""
+    low, high = _reach(tree)
+    limits = torch.iinfo(dtype)
+    return limits.min <= low and high <= limits.max
 
 
 def fold(shape: Sequence[int]) -> tuple[int, int]:
@@ -212,8 +234,10 @@ class Values:
                 return self.plain(other)
             return replace(other, narrowed=dtype.itemsize <= lazy.dtype.itemsize)
         if lazy.dtype.is_floating_point and dtype != torch.bool:
-            cut = self.apply("trunc", [lazy], dtype, lazy.name, lazy.source)
-            return self.plain(cut)
+            # A unit holds what it writes within its type; PyTorch takes the low bits of a number of 32.
+            wide = dtype if dtype.itemsize > 2 or _fits(lazy.tree, dtype) else torch.int32
+            cut = self.plain(self.apply("trunc", [lazy], wide, lazy.name, lazy.source))
+            return self.cast(cut, dtype)
         if dtype == torch.bool:
             zero = Known(torch.zeros((), dtype=lazy.dtype))
             return self.plain(self.apply("ne", [lazy, zero], dtype, lazy.name, lazy.source))
