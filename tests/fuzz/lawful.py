@@ -121,6 +121,11 @@ def recomputing_is_refused(case: Case) -> bool:
     return saving and not compared(case.eager, run(case.text, ours("jit", [])), case.text, case.kind)
 
 
+def eagers_zeros_have_no_memory(case: Case) -> bool:
+    """A second derivative of eager's writes into zeros that it never allocated, and says so."""
+    return "ZeroTensors are immutable" in str(case.eager.error) and case.kind == "second" and case.ours.error is None
+
+
 def a_checkpoint_is_refused(case: Case) -> bool:
     """It would run again on something else than it ran on, which eager does without a word."""
     without = case.text.replace("checkpoint(", "called(")
@@ -412,6 +417,7 @@ LAWFUL: list[tuple[str, Callable[[Case], bool]]] = [
     ("written", integers_require_gradients),
     ("written", others_gradients_do_not_fit_either),
     ("written", eagers_gradient_lies_over_itself),
+    ("written", eagers_zeros_have_no_memory),
     ("node", others_show_hooks_the_same),
     ("node", hooks_come_in_another_order),
     ("written", a_checkpoint_is_refused),
