@@ -83,7 +83,8 @@ class Ref:
         return self.value
 
     def write(self, new: Value, builder: Builder) -> None:
-        """This tensor now holds `new`; so does the memory under it."""
+        """This tensor now holds `new`; so does the memory under it. A view shows that memory: where somebody may ask
+        for gradients by its base, it is made again, of the base, even to be read as it was written."""
         keep = NO_GRAD in builder.tags and new.tensor.is_differentiable
         held: list[tuple[Ref, Value]] = []
         ref, detached = self, False
@@ -101,8 +102,9 @@ class Ref:
             detached |= view.detaches
             ref = view.parent
         self.root.version += 1
+        anew = builder.by_base and not keep and not detached and new.tensor.is_differentiable
         for ref, value in held:
-            if ref.view is None or value.tensor.bits == ref.begun.tensor.bits:
+            if ref.view is None or (value.tensor.bits == ref.begun.tensor.bits and not anew):
                 ref.value, ref.version = value, self.root.version
             # else it shows conjugates or negatives of what was written: it is made again where it is read
 

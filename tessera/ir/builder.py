@@ -53,6 +53,7 @@ class Builder:
         self.tags: frozenset[str] = frozenset()
         self.enables_grad = False  # called under no_grad, the program turned gradients on
         self.again = False  # what is emitted may be differentiated once more
+        self.by_base = False  # views show what their base holds, also to whoever wrote through them
         self.randomness = "different"  # where a batch is made: do the examples share what is drawn
         self.hooked: list[tuple[Value, Value]] = []  # tensors whose gradient a hook changes, before and behind it
         self.data_taken: list[Value] = []  # tensors whose `.data` the program took

@@ -151,11 +151,13 @@ def bridge(
             if partial:
                 there = (i for i in partial if inputs[i] is not None)
                 ctx.hooks = {i: hooks for i in there if (hooks := tensor_hooks(inputs[i]))}
-            if plan.lent:
-                ctx.lent = {i: lend(inputs[i]) for i in plan.lent}
+            lent = plan.lent
             if unsaved:
                 proxies = make_proxies(ctx, [inputs[i] for i in unsaved])
                 saved, given = (*saved, *proxies), (*given, *proxies)
+                lent = (*lent, *(unsaved[place] for place in ctx.proxied))
+            if lent:
+                ctx.lent = {i: lend(inputs[i]) for i in lent}
             if plan.shares:
                 saved = tied(saved, out, plan.shares)
             ctx.save_for_backward(*saved)

@@ -22,6 +22,7 @@ from tessera.ir.starts import starts
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType, size_key
 from tessera.passes.memory.alias import Roots, always_view, roots
+from tessera.runtime.plan import positions_read
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.errors import ContractError
 
@@ -63,8 +64,9 @@ def _bound_by_inputs(trace: Trace) -> set[str]:
 
 
 def checked_inputs(trace: Trace, run: Callable, boxed: bool) -> Callable:
-    """The program behind a check of what it is given."""
-    wanted = [(place, v) for place, v in enumerate(trace.inputs) if isinstance(v.type, TensorType)]
+    """The program behind a check of what it reads. Of an input that nothing reads a stand-in may be given."""
+    reads = positions_read(trace)
+    wanted = [(place, v) for place, v in enumerate(trace.inputs) if place in reads and isinstance(v.type, TensorType)]
     bound = [(s, trace.inputs.index(v), dim) for s, (v, dim) in trace.symbols.items() if v in trace.inputs]
 
     def checked(*args: object) -> object:

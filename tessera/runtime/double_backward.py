@@ -74,7 +74,8 @@ class DoubleBackward:
         return {k for k, i in enumerate(self.plan.own) if (i if i >= 0 else next(extra)) in derivative.reads}
 
     def inputs(self, ctx: Context, saved: list, derivative: Derivative) -> list[object]:
-        """The graph's inputs as far as they are still known: what was saved of them, leaves, and proxies."""
+        """The graph's inputs as far as they are still known: what was saved of them, leaves, proxies, and what their
+        owners have kept."""
         plan = self.plan
         inputs: list[object] = [None] * plan.inputs
         for s, i in zip(saved, plan.own, strict=False):
@@ -91,7 +92,8 @@ class DoubleBackward:
             elif leaf is not None:
                 inputs[i] = of_leaf(leaf, inputs[i])  # type: ignore[arg-type]
         for i in lost & getattr(ctx, "lent", {}).keys():  # those too that only the next derivative reads
-            if (x := borrow(ctx.lent[i])) is not None:  # type: ignore[attr-defined]
+            x = borrow(ctx.lent[i])  # type: ignore[attr-defined]
+            if x is not None and x.grad_fn is edge_to(ctx, i):
                 inputs[i] = x
                 lost.remove(i)
         if missing := sorted(lost & derivative.reads):

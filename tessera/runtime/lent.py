@@ -1,4 +1,4 @@
-"""Inputs without a gradient that a graph does not save, for as long as their owners keep them.
+"""Inputs that a graph does not save and that are no leaves with a gradient, for as long as their owners keep them.
 
 A gradient that is differentiated again may want what they hold, though the first one does not. Keeping them would keep
 their memory too, in every training step; so a weak reference is noted, and what tells whether the tensor still holds

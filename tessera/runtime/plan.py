@@ -18,6 +18,7 @@ from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.writing import BATCH_NORM
+from tessera.ops.custom import AUTOGRAD_FUNCTION, Deferred
 from tessera.passes.clean.cse import key_of
 from tessera.passes.clean.known import Given
 from tessera.passes.memory.alias import roots
@@ -220,12 +221,16 @@ def _behind(joint: Joint) -> dict[Value, frozenset[int]]:
 
 def _merges(joint: Joint) -> tuple[tuple[tuple[int, ...], ...] | None, ...]:
     """Of each cotangent, what it is added to before anything is computed of it: the cotangents that each of those
-    gradients is made of. None where something is computed of it alone."""
+    gradients is made of. None where something is computed of it alone, or a user's function may look whether it
+    came."""
     first = len(joint.trace.inputs) - len(joint.pulled)
     cts = joint.trace.inputs[first:]
-    behind = _behind(joint)
+    behind, looked_at = _behind(joint), _looked_at(joint)
     merged: list[tuple[tuple[int, ...], ...] | None] = []
-    for ct in cts:
+    for v, ct in zip(joint.pulled, cts, strict=True):
+        if v in looked_at:
+            merged.append(None)
+            continue
         alone, merges = {ct}, []
         for e in joint.trace.equations:
             reads = [v for v in e.inputs() if v in alone]
@@ -240,6 +245,16 @@ def _merges(joint: Joint) -> tuple[tuple[tuple[int, ...], ...] | None, ...]:
             continue
         merged.append(None)
     return tuple(merged)
+
+
+def _looked_at(joint: Joint) -> set[Value]:
+    """Results whose cotangents come to functions of a user's that look which ones there are."""
+    made: set[Value] = set()
+    for e in joint.trace.equations[: joint.split]:
+        looks = e.op is AUTOGRAD_FUNCTION and any(isinstance(a, Deferred) for a in e.args)
+        if looks or not made.isdisjoint(e.inputs()):
+            made.update(e.results())
+    return made
 
 
 # What makes of zeros nothing but zeros, whatever else the program holds.

@@ -121,6 +121,11 @@ def recomputing_is_refused(case: Case) -> bool:
     return saving and not compared(case.eager, run(case.text, ours("jit", [])), case.text, case.kind)
 
 
+def eagers_zeros_have_no_memory(case: Case) -> bool:
+    """A second derivative of eager's writes into zeros that it never allocated, and says so."""
+    return "ZeroTensors are immutable" in str(case.eager.error) and case.kind == "second" and case.ours.error is None
+
+
 def a_checkpoint_is_refused(case: Case) -> bool:
     """It would run again on something else than it ran on, which eager does without a word."""
     without = case.text.replace("checkpoint(", "called(")
@@ -312,9 +317,11 @@ def tracing_refuses(case: Case) -> bool:
 
 
 def contents_are_gone(case: Case) -> bool:
-    """Second derivatives that need an input which is no leaf and which nothing kept (docs/training.md)."""
+    """Second derivatives that need an input which is no leaf and which nothing kept (docs/training.md), and gradients
+    by results or by an argument that need what the graph wrote over (docs/in_place.md)."""
     told = any(words in str(case.ours.error) for words in ("contents of the input", "random numbers are not kept"))
-    return case.kind == "second" and told and isinstance(case.ours.error, DoubleBackwardError)
+    over = "and the graph writes it" in str(case.ours.error)
+    return (case.kind == "second" or over) and told and isinstance(case.ours.error, DoubleBackwardError)
 
 
 # --- torch.func ---
@@ -412,6 +419,7 @@ LAWFUL: list[tuple[str, Callable[[Case], bool]]] = [
     ("written", integers_require_gradients),
     ("written", others_gradients_do_not_fit_either),
     ("written", eagers_gradient_lies_over_itself),
+    ("written", eagers_zeros_have_no_memory),
     ("node", others_show_hooks_the_same),
     ("node", hooks_come_in_another_order),
     ("written", a_checkpoint_is_refused),

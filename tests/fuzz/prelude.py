@@ -60,10 +60,12 @@ def backward(out: object, *places: int, keep: bool = False) -> None:
 
 
 def apart(out: object, *given: object) -> list[Tensor]:
-    """The tensors of a result that have a history and share memory with no other one."""
-    found, theirs = floats(out), [x for x in given if isinstance(x, Tensor)]
-    count = Counter(x.untyped_storage().data_ptr() for x in [*found, *theirs])
-    return [x for x in found if not x.is_leaf and count[x.untyped_storage().data_ptr()] == 1]
+    """Tensors of a result, and arguments that are no views, that have a history and share memory with no other one."""
+    theirs = [x for x in given if isinstance(x, Tensor)]
+    found = [*floats(out), *(x for x in floats(given) if not x._is_view())]
+    count = Counter(x.untyped_storage().data_ptr() for x in {id(x): x for x in [*found, *theirs]}.values())
+    own = {id(x): x for x in found if not x.is_leaf and count[x.untyped_storage().data_ptr()] == 1}
+    return list(own.values())
 
 
 def retain(own: list[Tensor]) -> None:

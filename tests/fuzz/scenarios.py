@@ -85,24 +85,26 @@ def _call(m: Maker, kind: str, names: list[str], module: bool, flag: bool) -> li
         lines.append(call)
     lines.append(f"see(out=out, {_seen(names, module)})")
     if kind == "second":
-        # Not by an argument that the call gave another history: docs/in_place.md says what gradients of such miss.
+        # Not by a view that the call gave another history: docs/in_place.md says what gradients of such miss.
         every = f"[{', '.join(names)}]"
         lines.insert(0, f"histories = [x.grad_fn for x in {every}]")
-        lines.append(f"same = [x for x, history in zip({every}, histories) if x.grad_fn is history]")
+        same = "x.grad_fn is history or not x._is_view()"
+        lines.append(f"same = [x for x, history in zip({every}, histories) if {same}]")
         lines.append("g = torch.autograd.grad(loss(out), floats(same), create_graph=True, allow_unused=True)")
         lines += ["see(g=g)", "backward(g)", f"see({_seen(names, module)})"]
         return lines
     if kind == "between":
-        # Not by arguments and views: docs/in_place.md says what gradients by such miss.
+        # Not by arguments that are views: docs/in_place.md says what gradients by such miss.
         lines.append(f"own = apart(out, {', '.join([*names, *['*m.parameters(), *m.buffers()'] * module])})")
         lines += m.rng.choice(BETWEEN).split("; ")
         lines.append(f"see(g=g, {_seen(names, module)})")
         return lines
     if m.chance(0.1) and kind != "functional":
-        # Not on an argument that the call gave another history: docs/in_place.md says what hooks of such do not see.
+        # Not on a view that the call gave another history: docs/in_place.md says what hooks of such do not see.
         hook = f"{names[0]}.register_hook({m.rng.choice(['note', 'note_half'])})"
         lines.insert(0, f"history = {names[0]}.grad_fn")
-        lines.append(Block(f"if {names[0]}.requires_grad and {names[0]}.grad_fn is history:", [hook]))
+        same = f"({names[0]}.grad_fn is history or not {names[0]}._is_view())"
+        lines.append(Block(f"if {names[0]}.requires_grad and {same}:", [hook]))
     if m.chance(0.12):
         write = m.rng.choice(["x.add_(1)", "x.mul_(2)"])
         lines.append(Block("with torch.no_grad():", [f"x = (outs(out) or [torch.ones(1)])[0]; {write}"]))

@@ -209,3 +209,16 @@ def test_laid_out() -> None:
     assert laid_out(x[:1], (77, 1)).data_ptr() == x.data_ptr()
     made = laid_out(x, (1, 3))
     assert made.stride() == (1, 3) and torch.equal(made, x)
+
+
+def test_an_input_that_nothing_reads_may_be_a_stand_in() -> None:
+    """What flows between results is asked of a graph whose argument is gone."""
+    fast = tessera.jit(lambda x: (x.tanh(), x.tanh().exp()), strict=True)
+    leaf = torch.randn(4, 4, requires_grad=True)
+    with tessera.override(verify=True):
+        inner, outer = fast(leaf * 1)
+        (got,) = torch.autograd.grad(outer.sum(), inner, retain_graph=True, allow_unused=True)
+        assert got is None
+        result, outer = tessera.jit(lambda x: (y := x.tanh(), y.exp()), strict=True)(leaf * 1)
+        (got,) = torch.autograd.grad(outer.sum(), result)
+    torch.testing.assert_close(got, outer.detach())

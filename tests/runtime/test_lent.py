@@ -46,6 +46,24 @@ def test_derivatives_of_every_order(name: str, executors: list[str] | None) -> N
     torch.testing.assert_close(derivatives(fast), derivatives(FUNCTIONS[name]))
 
 
+def test_weights_that_are_no_leaves() -> None:
+    """Steps of an inner loop: each loss is a function of what the step before made of the weights."""
+
+    def adapted(loss: Callable) -> list[Tensor]:
+        torch.manual_seed(0)
+        x, *leaves = (torch.randn(*sizes) for sizes in ((3, 4), (5, 4), (5,), (2, 5), (2,)))
+        weights = leaves = [leaf.requires_grad_() for leaf in leaves]
+        for _ in range(3):
+            grads = torch.autograd.grad(loss(x, *weights), weights, create_graph=True)
+            weights = [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
+        return list(torch.autograd.grad(loss(x, *weights), leaves))
+
+    def loss(x: Tensor, w: Tensor, b: Tensor, v: Tensor, c: Tensor) -> Tensor:
+        return F.linear(F.linear(x, w, b).tanh(), v, c).square().mean()
+
+    torch.testing.assert_close(adapted(tessera.jit(loss, strict=True)), adapted(loss))
+
+
 def test_they_are_not_kept_in_memory() -> None:
     x, w = made()
     y = tessera.jit(distance, executors=["aten"])(x, w)

@@ -136,6 +136,22 @@ def a_detached_view_that_is_kept(x):
     return rows, still, first, rows[0].exp() * first
 
 
+def written_through_a_view_not_given(x):
+    rows = x * 1
+    first = rows[0]
+    first.mul_(2)
+    first.add_(1)
+    return rows, first.exp().sum()
+
+
+def written_through_columns_not_given(x):
+    rows = x.sin()
+    some = rows.t().unsqueeze(0)[:, 1:]
+    some.mul_(2)
+    some[0, 1].add_(some[0, 0])
+    return rows, some.exp(), some.sum() * rows.sum()
+
+
 def written_below(x):
     rows = x * 1
     first = rows[0]
@@ -182,7 +198,8 @@ def a_view_of_a_view_without_gradients(x):
 PROGRAMS = [
     a_view_of_an_argument, views_of_arguments, one_view, without_its_base, of_both, a_view_of_a_view,
     the_inner_view_last, by_way_of_a_view_not_given, twice, several, in_a_row, expanded, at_strides, turned,
-    complex_parts, written_through, written_through_a_view_of_a_view, a_view_of_a_view_of_what_was_written,
+    complex_parts, written_through, written_through_a_view_of_a_view, written_through_a_view_not_given,
+    written_through_columns_not_given, a_view_of_a_view_of_what_was_written,
     a_detached_view_that_is_kept, written_below, both_ways_there_and_back, negated_twice, cast_and_back,
     transposed_and_back, a_view_without_gradients, a_view_of_a_view_without_gradients,
 ]  # fmt: skip

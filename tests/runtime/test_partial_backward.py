@@ -296,3 +296,25 @@ def test_hooks_of_what_a_graph_is_given_run_only_where_a_gradient_arrives() -> N
         return x.sin() * 2, y.cos() * 3
 
     torch.testing.assert_close(seen(tessera.jit(apart)), seen(apart))
+
+
+class Looks(torch.autograd.Function):
+    """Its backward looks which cotangents there are."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return (5 if a is None else a) + (7 if b is None else b)
+
+
+def test_a_function_that_looks_which_cotangents_there_are() -> None:
+    """What is only added may be zeros, but not where a user's function asks for None."""
+    fast = tessera.jit(lambda x: Looks.apply(x), frontend="functional", strict=True)
+    for pick in (lambda a, b: a, lambda a, b: b, lambda a, b: a + b):
+        x = torch.ones(3, requires_grad=True)
+        got, want = (torch.autograd.grad(pick(*fn(x)).sum(), x) for fn in (fast, Looks.apply))
+        torch.testing.assert_close(got, want)
