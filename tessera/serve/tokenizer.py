@@ -58,6 +58,17 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
 
+def unshown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
+    """Tokens that are written as one of these, and that no text shows, such as `<|im_end|>`."""
+    return [
+        token
+        for text in texts
+        for token in tokenizer.encode(text)
+        if tokenizer.decode([token], skip_special_tokens=False) == text
+        and not tokenizer.decode([token], skip_special_tokens=True)
+    ]
+
+
 class Fast:
     """`chat_template` is jinja's; `named`: `bos_token` and the like, which templates may write."""
 

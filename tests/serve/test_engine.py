@@ -135,6 +135,34 @@ def test_pieces_make_up_the_text_and_stop_texts_cut_it() -> None:
     assert cut.text == whole.text[: whole.text.index(stop)] and cut.finish == "stop"
 
 
+class Marked(Letters):
+    """One token more is written `<end>`, and shown to nobody."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+    def encode(self, text: str) -> list[int]:
+        return [self.end] if text == "<end>" else super().encode(text)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        written = "" if skip_special_tokens else "<end>"
+        return "".join(written if token == self.end else super(Marked, self).decode([token]) for token in token_ids)
+
+
+def test_a_stop_text_may_be_a_token_that_no_text_shows() -> None:
+    (whole,) = engine(tokenizer=Letters()).generate("ABCDEF", GREEDY)
+    end = whole.tokens[3]
+    served = engine(tokenizer=Marked(end))
+    (stopped,) = served.generate("ABCDEF", GREEDY, stop="<end>")
+    first = whole.tokens.index(end)
+    assert stopped.finish == "stop" and stopped.tokens == whole.tokens[: first + 1]
+    assert stopped.text == whole.text[:first]
+    (later,) = served.generate("ABCDEF", GREEDY, stop=("<end>",), min_tokens=6)
+    assert end not in later.tokens[:6]
+    (other,) = engine(tokenizer=Marked(10_000)).generate("ABCDEF", GREEDY, stop="<end>", min_tokens=2)
+    assert other.tokens == whole.tokens  # the model has no such token
+
+
 def test_end_tokens_end_unless_told_otherwise() -> None:
     prompt = (9, 10, 11)
     tokens = expected("llama", prompt)
