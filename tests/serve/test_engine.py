@@ -133,6 +133,11 @@ def test_pieces_make_up_the_text_and_stop_texts_cut_it() -> None:
     stop = whole.text[2:4]
     (cut,) = served.generate("ABCDEF", GREEDY, stop=(stop,))
     assert cut.text == whole.text[: whole.text.index(stop)] and cut.finish == "stop"
+    (later,) = served.generate("ABCDEF", GREEDY, stop=(stop,), min_tokens=5)
+    place = whole.text.find(stop, 5)
+    assert later.text == (whole.text if place < 0 else whole.text[:place]) and len(later.tokens) >= 5
+    (first,) = served.generate("ABCDEF", GREEDY, stop=(whole.text[5],), min_tokens=5)
+    assert first.text == whole.text[:5] and first.finish == "stop"
 
 
 class Marked(Letters):
