@@ -168,9 +168,7 @@ class Engine:
         chosen = replace(sampling or Sampling(), **settings)  # type: ignore[arg-type]
         chosen.check_tokens(self.model.vocabulary)
         if chosen.stop:
-            if self.tokenizer is None:
-                raise OptionError("stop: expected a tokenizer, since stop texts are text; stop_tokens does without")
-            named = [token for token in unshown(self.tokenizer, chosen.stop) if token < self.model.vocabulary]
+            named = unshown(self.tokenizer, chosen.stop, self.model.vocabulary)
             chosen = replace(chosen, stop_tokens=(*chosen.stop_tokens, *named))
         tokens = self.tokens(prompt)
         now = time.monotonic()

@@ -105,8 +105,7 @@ class Request:
         answer = taken.work.sequence
         index = answer.index
         writer, guide, kept, text, why = self._texts[index], self._guides[index], [], "", None
-        before = len(answer.tokens) - answer.prompt
-        room = answer.max_tokens - before
+        room = answer.max_tokens - (before := len(answer.tokens) - answer.prompt)
         for token in taken.tokens[:room]:
             if token < 0:
                 why = "error"

@@ -28,9 +28,7 @@ class Text:
         """One more token: the text that is certain now. No stop text counts that is there `early`."""
         self._tokens.append(token)
         news = self._news(last=False)
-        if early:
-            return news
-        return self._release(news, last=False)
+        return news if early else self._release(news, last=False)
 
     def finish(self) -> str:
         """No token comes any more: the rest."""

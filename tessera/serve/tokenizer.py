@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tessera.serve.text import BROKEN
+from tessera.util.errors import OptionError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,14 +59,17 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
 
-def unshown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
-    """Tokens that are written as one of these, and that no text shows, such as `<|im_end|>`."""
+def unshown(tokenizer: Tokenizer | None, stops: Sequence[str], vocabulary: int) -> list[int]:
+    """Tokens that are written as one of the stop texts, and that no text shows, such as `<|im_end|>`."""
+    if tokenizer is None:
+        raise OptionError("stop: expected a tokenizer, since stop texts are text; stop_tokens does without")
     return [
         token
-        for text in texts
-        for token in tokenizer.encode(text)
-        if tokenizer.decode([token], skip_special_tokens=False) == text
+        for stop in stops
+        for token in tokenizer.encode(stop)
+        if tokenizer.decode([token], skip_special_tokens=False) == stop
         and not tokenizer.decode([token], skip_special_tokens=True)
+        and token < vocabulary
     ]
 
 

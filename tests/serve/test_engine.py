@@ -100,6 +100,17 @@ def test_deterministic_answers_are_equal_to_the_bit() -> None:
     assert len(set(answers)) == 1 and any(preempted) and any(reused)
 
 
+@pytest.mark.parametrize("name", ["mistral_window", "gemma2"])
+def test_blocks_of_any_size_give_the_same_bits(name: str) -> None:
+    """Also where a window begins within a block."""
+    answers = set()
+    for size in (1, 2, 4, 8, 16):
+        served = engine(name, deterministic=True, block_size=size)
+        (answer,) = served.generate([range(3, 33)], max_tokens=12, temperature=0.8, seed=5, logprobs=0)
+        answers.add(tuple((logprob.token, logprob.value) for logprob in answer.logprobs))
+    assert len(answers) == 1
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_more_deterministic_answers(name: str) -> None:
