@@ -45,6 +45,7 @@ from tessera.serve.sampling import Draw, Sampling, check_ranges
 from tessera.serve.scheduler import Answer, Refused, Scheduler, Work
 from tessera.serve.speculation import Speculation
 from tessera.serve.stream import Stream
+from tessera.serve.tokenizer import unshown
 from tessera.util.errors import InputError, OptionError
 from tessera.util.log import log
 
@@ -166,8 +167,9 @@ class Engine:
         """
         chosen = replace(sampling or Sampling(), **settings)  # type: ignore[arg-type]
         chosen.check_tokens(self.model.vocabulary)
-        if chosen.stop and self.tokenizer is None:
-            raise OptionError("stop: expected a tokenizer, since stop texts are text; stop_tokens does without")
+        if chosen.stop:
+            named = unshown(self.tokenizer, chosen.stop, self.model.vocabulary)
+            chosen = replace(chosen, stop_tokens=(*chosen.stop_tokens, *named))
         tokens = self.tokens(prompt)
         now = time.monotonic()
         seed = secrets.randbits(63) if chosen.seed is None else chosen.seed

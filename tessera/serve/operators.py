@@ -56,10 +56,11 @@ def _attention(
             continue
         at = positions[first:end]
         length = int(at[-1]) + 1
-        seen_from = max(0, int(at[0]) - window + 1) // size if window else 0
-        pages = table[seen_from : -(-length // size)]
-        k, v = (_gathered(pool, pages, q.dtype)[: length - seen_from * size] for pool in (keys, values))
-        where = torch.arange(seen_from * size, length, device=q.device)
+        begin = max(0, int(at[0]) - window + 1) if window else 0
+        page, within = divmod(begin, size)
+        pages = table[page : -(-length // size)]
+        k, v = (_gathered(pool, pages, q.dtype)[within : length - page * size] for pool in (keys, values))
+        where = torch.arange(begin, length, device=q.device)
         seen = where <= at[:, None]
         if window:
             seen &= where > at[:, None] - window

@@ -105,7 +105,7 @@ class Request:
         answer = taken.work.sequence
         index = answer.index
         writer, guide, kept, text, why = self._texts[index], self._guides[index], [], "", None
-        room = answer.max_tokens - (len(answer.tokens) - answer.prompt)
+        room = answer.max_tokens - (before := len(answer.tokens) - answer.prompt)
         for token in taken.tokens[:room]:
             if token < 0:
                 why = "error"
@@ -116,7 +116,7 @@ class Request:
                 why = "error"
                 break
             if token not in self.ends and writer is not None:
-                text += writer.push(token)
+                text += writer.push(token, early=before + len(kept) <= self.settings.min_tokens)
                 whole = whole or writer.stopped is not None
             if whole or token in self.ends:
                 why = "stop"

@@ -45,7 +45,7 @@ class Sampling:
     """How the tokens of an answer are chosen, and when it ends.
 
     max_tokens              at most so many new tokens
-    min_tokens              before so many, no token is chosen that ends the answer
+    min_tokens              before so many, no token is chosen that ends the answer, and no stop text ends it
     temperature             0: always the most likely token
     top_k, top_p, min_p     only the k most likely; the fewest that together have this probability; those at least so
                             many times as likely as the first. 0, 1 and 0 leave all.

@@ -24,10 +24,11 @@ class Text:
         self._held = ""  # text that may become a stop text
         self.stopped: str | None = None
 
-    def push(self, token: int) -> str:
-        """One more token: the text that is certain now."""
+    def push(self, token: int, early: bool = False) -> str:
+        """One more token: the text that is certain now. No stop text counts that is there `early`."""
         self._tokens.append(token)
-        return self._release(self._news(last=False), last=False)
+        news = self._news(last=False)
+        return news if early else self._release(news, last=False)
 
     def finish(self) -> str:
         """No token comes any more: the rest."""

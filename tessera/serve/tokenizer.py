@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tessera.serve.text import BROKEN
+from tessera.util.errors import OptionError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,6 +57,20 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
+
+
+def unshown(tokenizer: Tokenizer | None, stops: Sequence[str], vocabulary: int) -> list[int]:
+    """Tokens that are written as one of the stop texts, and that no text shows, such as `<|im_end|>`."""
+    if tokenizer is None:
+        raise OptionError("stop: expected a tokenizer, since stop texts are text; stop_tokens does without")
+    return [
+        token
+        for stop in stops
+        for token in tokenizer.encode(stop)
+        if tokenizer.decode([token], skip_special_tokens=False) == stop
+        and not tokenizer.decode([token], skip_special_tokens=True)
+        and token < vocabulary
+    ]
 
 
 class Fast:

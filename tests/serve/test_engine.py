@@ -100,6 +100,17 @@ def test_deterministic_answers_are_equal_to_the_bit() -> None:
     assert len(set(answers)) == 1 and any(preempted) and any(reused)
 
 
+@pytest.mark.parametrize("name", ["mistral_window", "gemma2"])
+def test_blocks_of_any_size_give_the_same_bits(name: str) -> None:
+    """Also where a window begins within a block."""
+    answers = set()
+    for size in (1, 2, 4, 8, 16):
+        served = engine(name, deterministic=True, block_size=size)
+        (answer,) = served.generate([range(3, 33)], max_tokens=12, temperature=0.8, seed=5, logprobs=0)
+        answers.add(tuple((logprob.token, logprob.value) for logprob in answer.logprobs))
+    assert len(answers) == 1
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_more_deterministic_answers(name: str) -> None:
@@ -133,6 +144,39 @@ def test_pieces_make_up_the_text_and_stop_texts_cut_it() -> None:
     stop = whole.text[2:4]
     (cut,) = served.generate("ABCDEF", GREEDY, stop=(stop,))
     assert cut.text == whole.text[: whole.text.index(stop)] and cut.finish == "stop"
+    (later,) = served.generate("ABCDEF", GREEDY, stop=(stop,), min_tokens=5)
+    place = whole.text.find(stop, 5)
+    assert later.text == (whole.text if place < 0 else whole.text[:place]) and len(later.tokens) >= 5
+    (first,) = served.generate("ABCDEF", GREEDY, stop=(whole.text[5],), min_tokens=5)
+    assert first.text == whole.text[:5] and first.finish == "stop"
+
+
+class Marked(Letters):
+    """One token more is written `<end>`, and shown to nobody."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+    def encode(self, text: str) -> list[int]:
+        return [self.end] if text == "<end>" else super().encode(text)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        written = "" if skip_special_tokens else "<end>"
+        return "".join(written if token == self.end else super(Marked, self).decode([token]) for token in token_ids)
+
+
+def test_a_stop_text_may_be_a_token_that_no_text_shows() -> None:
+    (whole,) = engine(tokenizer=Letters()).generate("ABCDEF", GREEDY)
+    end = whole.tokens[3]
+    served = engine(tokenizer=Marked(end))
+    (stopped,) = served.generate("ABCDEF", GREEDY, stop="<end>")
+    first = whole.tokens.index(end)
+    assert stopped.finish == "stop" and stopped.tokens == whole.tokens[: first + 1]
+    assert stopped.text == whole.text[:first]
+    (later,) = served.generate("ABCDEF", GREEDY, stop=("<end>",), min_tokens=6)
+    assert end not in later.tokens[:6]
+    (other,) = engine(tokenizer=Marked(10_000)).generate("ABCDEF", GREEDY, stop="<end>", min_tokens=2)
+    assert other.tokens == whole.tokens  # the model has no such token
 
 
 def test_end_tokens_end_unless_told_otherwise() -> None:
