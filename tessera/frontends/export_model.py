@@ -18,7 +18,8 @@ from tessera.frontends.export_sizes import dynamic_shapes, grown
 from tessera.frontends.open_loops import rewritten
 from tessera.frontends.recorded_model import RecordedModel, recorded_model
 from tessera.ir.recurrent import RECURRENT
-from tessera.ir.strides import copied, shares_elements
+from tessera.ir.strides import copied
+from tessera.ir.types import overlaps_itself
 from tessera.torch_internals import pytree
 from tessera.torch_internals.exporting import every_line, iterations, line_at_fault, quiet_guards
 from tessera.torch_internals.operators import made_of
@@ -180,7 +181,7 @@ def _apart(args: tuple, kwargs: dict, module: torch.nn.Module) -> tuple[tuple, d
     seen = {id(x) for x in (*module.parameters(), *module.buffers())}
 
     def once(x: torch.Tensor) -> torch.Tensor:
-        if x.layout is torch.strided and shares_elements(x.shape, x.stride()):
+        if x.layout is torch.strided and x.numel() and overlaps_itself(x.shape, x.stride()):
             x = x.detach().clone(memory_format=torch.contiguous_format)
         elif id(x) in seen:
             x = copied(x.detach(), x.stride())

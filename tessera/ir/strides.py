@@ -3,8 +3,6 @@ otherwise than a trace says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from tessera.ir.equation import Special
@@ -29,18 +27,6 @@ def copied(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
         return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
     once = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
     return torch.empty_strided(once.shape, stride, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
-
-
-def shares_elements(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether one address may be several elements, as of an expanded tensor or of windows."""
-    if 0 in shape:
-        return False
-    extent = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
-        if step < extent:
-            return True
-        extent += (size - 1) * step
-    return False
 
 
 def laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
