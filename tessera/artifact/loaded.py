@@ -34,6 +34,7 @@ from tessera.runtime.cudagraph import Graphed
 from tessera.util.errors import ArtifactError, InputError, OptionError
 from tessera.util.garbage import collection_paused
 from tessera.util.log import log
+from tessera.util.phases import phase
 
 PORTABLE = "portable"
 COMPILER = ("sympy", "xdsl")  # and what compiles for the device
@@ -125,7 +126,7 @@ def load(
     buckets  sizes that changing inputs are padded to
     cuda_graph  on a GPU, replay programs as CUDA graphs; `explain` says where that cannot be
     """
-    with Container.open(path) as container, collection_paused():
+    with phase("programs"), Container.open(path) as container, collection_paused():
         return _Loading(container, device, trust, compile, verify, buckets, cuda_graph).loaded()
 
 
@@ -143,12 +144,14 @@ class _Loading:
         self.container, self.manifest, self.buckets = container, container.manifest, buckets
         self.cuda_graph = cuda_graph
         self.home = _device(self.manifest.get("device"), f"{container.path}: device")
-        self.device = _chosen(device, self.home)
+        with phase("device"):
+            self.device = _chosen(device, self.home)
         self.trusted, self.verdict = trusted, _verdict(container, trusted)
         self.may_compile = compile_
-        self.tensors, self.mapped = weights_of(container, verify)
-        if self.device.type != "cpu":
-            self.tensors = uploaded(self.tensors, self.device)
+        with phase("weights"):
+            self.tensors, self.mapped = weights_of(container, verify)
+            if self.device.type != "cpu":
+                self.tensors = uploaded(self.tensors, self.device)
         self.notes: list[str] = []
 
     def loaded(self) -> Loaded:

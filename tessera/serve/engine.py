@@ -277,7 +277,7 @@ class Engine:
         self._read_notes()
         if self._flights and (self._speculation.most or self._flights[-1].waits):
             self._land()
-        ahead = self._ahead if self._launch() else 0
+        ahead = self._ahead if self._launch() and self._metrics.steps else 0  # the second one may load kernels first
         while len(self._flights) > ahead:
             self._land()
         if self._check:

@@ -27,6 +27,7 @@ from tessera.serve.scheduler import Answer, Work
 from tessera.serve.tokenizer import Tokenizer
 from tessera.util.errors import InputError
 from tessera.util.log import log
+from tessera.util.phases import phase
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -191,6 +192,7 @@ def _twin(model: M, shared: dict[int, object] | None = None) -> M:
     return copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())} | (shared or {}))
 
 
+@phase("comparing")
 def compare(model: PreTrainedModel, programs: Programs) -> None:
     """Refuse a model whose logits, computed in two chunks over pages, are not those that it computes itself."""
     room = min(site.keys.shape[0] - 1 for site in programs.sites) * programs.block_size

@@ -13,6 +13,7 @@ from tessera.serve.packed import Packed
 from tessera.serve.programs import Paged
 from tessera.serve.tokenizer import Tokenizer
 from tessera.util.errors import InputError, OptionError
+from tessera.util.phases import phase
 
 
 class Source(NamedTuple):
@@ -31,7 +32,10 @@ def source_of(given: nn.Module | str | Path, device: str | torch.device | None, 
         packed = Packed(given, device)
         return Source(cast("Paged", packed), packed.tokenizer)
     else:
-        module, tokenizer = from_folder(given, random_weights, device), tokenizer_of(given)
+        with phase("weights"):
+            module = from_folder(given, random_weights, device)
+        with phase("tokenizer"):
+            tokenizer = tokenizer_of(given)
     if device is not None:
         module = nn.Module.to(module, device)
     return Source(paged(module), tokenizer, module)

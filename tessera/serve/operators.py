@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tessera.util.phases import phase
+
 WHOLE = 0  # a window of none: a token sees all before it
 
 
@@ -83,9 +85,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap
 @functools.cache
 def _kernel(single: bool) -> Callable:
     """Triton is imported only where a GPU is."""
-    if single:
-        return importlib.import_module("tessera.serve.invariant_kernels").attention
-    return importlib.import_module("tessera.serve.paged_kernels").paged_attention
+    with phase("imports"):
+        if single:
+            return importlib.import_module("tessera.serve.invariant_kernels").attention
+        return importlib.import_module("tessera.serve.paged_kernels").paged_attention
 
 
 def _empty(q: Tensor, keys: Tensor, values: Tensor, *rest: object) -> Tensor:

@@ -28,6 +28,7 @@ from tessera.serve.programs import KEPT, Layer, Programs, Site, kept_as
 from tessera.serve.tokenizer import Fast, Tokenizer, fast
 from tessera.util.errors import ArtifactError, InputError, OptionError
 from tessera.util.log import log
+from tessera.util.phases import phase
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -167,12 +168,13 @@ class Packed:
     """A model of an artifact. It holds no modules: `programs` are the file's, over the pools of the sites it took."""
 
     def __init__(self, path: str | Path, device: str | torch.device | None = None):
-        with Container.open(path) as container:
+        with phase("programs"), Container.open(path) as container:
             facts = _read(container)
             self.loaded = load(path, device=device, compile=False)
             self.device = self.loaded.device
             check_trust(container, self.device)
-            self.tokenizer = _read_tokenizer(container, facts.get("tokenizer"))
+            with phase("tokenizer"):
+                self.tokenizer = _read_tokenizer(container, facts.get("tokenizer"))
         self.vocabulary, self.longest, self.stops = facts["vocabulary"], facts["longest"], tuple(facts["stops"])
         self.stored, self.deterministic = getattr(torch, facts["stored"]), facts["deterministic"]
         self._layers = [Layer(*row) for row in facts["layers"]]

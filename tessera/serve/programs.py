@@ -44,6 +44,7 @@ from tessera.serve.inputs import (
 from tessera.serve.invariant import invariant, prepare
 from tessera.serve.operators import WHOLE, paged_attention, paged_write
 from tessera.serve.scheduler import UNKNOWN, Answer, Work
+from tessera.util.phases import phase
 
 if TYPE_CHECKING:
     from tessera.inspection.programs import Stages
@@ -172,10 +173,11 @@ class Programs:
         self.groups = len(windows)
         self.sampled = torch.zeros(most, dtype=torch.int64, device=self.device)
         self._tables = Tables(self.groups)
-        self.sites = [
-            Site(layer, g, len(windows), sizes[g], block_size, empty, deterministic)
-            for layer, g in zip(layers, group, strict=True)
-        ]
+        with phase("cache"):
+            self.sites = [
+                Site(layer, g, len(windows), sizes[g], block_size, empty, deterministic)
+                for layer, g in zip(layers, group, strict=True)
+            ]
         for each in {model, self._wide}:
             each.take_sites(self.sites)
         self.compiled = compiled
@@ -207,6 +209,7 @@ class Programs:
         explain = importlib.import_module("tessera.inspection.explain").explain
         return [f"\n{name}\n{explain(p.call)}" for name, p in self.by_name.items()] if self.compiled else []
 
+    @phase("compiling")
     def compile(self) -> None:
         """Compile now what would be compiled at the first call, on tokens of nobody."""
         mark_dynamic = importlib.import_module("tessera.torch_internals.dynamo").mark_dynamic
@@ -219,6 +222,7 @@ class Programs:
                         mark_dynamic(tensor, dim, **ranges.get(size, {}))
             self._compute(name, placed)
 
+    @phase("warming")
     def warm(self, running: int) -> None:
         """Get ready now what serving so many sequences needs: the kernels of prompts, which libraries choose by their
         lengths, and the steps that are captured, the largest first. Texts of more than the fewest columns are captured

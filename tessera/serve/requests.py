@@ -88,8 +88,7 @@ class Request:
 
     def fault(self, answer: Answer) -> str:
         """Why no token could be chosen."""
-        guide = self._guides[answer.index]
-        told = None if guide is None else guide.error
+        told = getattr(self._guides[answer.index], "error", None)
         return told or "the model's logits are not numbers, or no token is left to choose"
 
     def most_prompt(self, work: Work) -> int | None:
@@ -102,8 +101,7 @@ class Request:
             self.prompt_logprobs.update(taken.prompt_logprobs)
         if not taken.work.samples:
             return None
-        answer = taken.work.sequence
-        index = answer.index
+        index = (answer := taken.work.sequence).index
         writer, guide, kept, text, why = self._texts[index], self._guides[index], [], "", None
         room = answer.max_tokens - (before := len(answer.tokens) - answer.prompt)
         for token in taken.tokens[:room]:
@@ -135,11 +133,9 @@ class Request:
 
     def completions(self, pieces: Sequence[Piece]) -> list[Completion]:
         """The whole answers, put together."""
-        answers = [Completion(self.prompt, index) for index in range(self.settings.n)]
+        asked = self.settings.prompt_logprobs is not None
+        listed = [self.prompt_logprobs.get(p) for p in range(len(self.prompt))] if asked else None
+        answers = [Completion(self.prompt, index, prompt_logprobs=listed) for index in range(self.settings.n)]
         for piece in pieces:
             answers[piece.index].add(piece)
-        if self.settings.prompt_logprobs is not None:
-            listed = [self.prompt_logprobs.get(p) for p in range(len(self.prompt))]
-            for answer in answers:
-                answer.prompt_logprobs = listed
         return answers

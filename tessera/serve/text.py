@@ -55,8 +55,7 @@ class Text:
         if self.stopped is not None:
             return ""
         text = self._held + news
-        places = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
+        if places := [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]:
             place, self.stopped = min(places)
             self._held = ""
             return text[:place]

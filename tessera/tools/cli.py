@@ -12,8 +12,10 @@ from collections.abc import Sequence
 
 import tessera
 from tessera.tools.command import Command
+from tessera.util import bytecode
 from tessera.util.errors import TesseraError
 from tessera.util.garbage import collection_paused
+from tessera.util.phases import phase
 
 COMMANDS = {  # a line of help, and where it stands in tessera.tools: a module, and COMMAND where no other name is said
     "run": (
@@ -49,7 +51,8 @@ COMMANDS = {  # a line of help, and where it stands in tessera.tools: a module, 
 
 def command(name: str) -> Command:
     module, _, attribute = COMMANDS[name][1].partition(":")
-    return getattr(importlib.import_module(f"tessera.tools.{module}"), attribute or "COMMAND")
+    with phase("imports"):
+        return getattr(importlib.import_module(f"tessera.tools.{module}"), attribute or "COMMAND")
 
 
 def parser(asked: str | None = None) -> ArgumentParser:
@@ -67,6 +70,8 @@ def parser(asked: str | None = None) -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code is ours. What the user got wrong is one line and exit code 2."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        bytecode.keep()
     with collection_paused():
         args = parser(given[0] if given else None).parse_args(given)
     if argv is None:  # the process is this command's, and what it has imported stays

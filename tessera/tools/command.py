@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tessera.util.errors import OptionError
 from tessera.util.files import check_writable
+from tessera.util.phases import phase
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,8 +69,10 @@ def chosen_device(args: Namespace, otherwise: str = "try --device cpu") -> str:
     """The device that `--device` names, or the best there is."""
     import torch  # commands that compute nothing do without
 
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
+    with phase("device"):
+        there = torch.cuda.is_available()
+    device = args.device or ("cuda" if there else "cpu")
+    if device == "cuda" and not there:
         raise OptionError(f"expected a CUDA device, got none; {otherwise}")
     return device
 

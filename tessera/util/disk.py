@@ -169,6 +169,12 @@ def _write_text(path: Path, text: str) -> None:
         raise
 
 
+def private_folder(name: str) -> Path:
+    """A folder in ours for files that others write, such as Python: the user's own, like ours."""
+    _private(path := folder() / name)
+    return path
+
+
 def _path(kind: str, of_key: str) -> Path:
     assert kind.isidentifier(), f"expected a kind that can name a folder, got {kind!r}"
     return folder() / kind / (of_key + SUFFIX)

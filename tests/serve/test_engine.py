@@ -269,6 +269,17 @@ def test_a_step_ahead_changes_no_answer_and_a_surplus_token_is_dropped() -> None
     assert ahead.metrics().used_blocks == 0
 
 
+def test_the_first_token_waits_for_no_second_step() -> None:
+    """Which may load kernels first. Later ones do not land at once."""
+    served = engine()
+    served._ahead = 1
+    for early in (True, False):
+        stream = served.submit((1, 2, 3), GREEDY)
+        served.step()
+        assert bool(stream.request.pieces) is early
+        assert len(stream.whole()[0].tokens) == 8
+
+
 def test_sequences_that_give_way_while_a_step_is_under_way_keep_its_token() -> None:
     prompts = [tuple(range(first, first + 12)) for first in (3, 20, 40)]
     tight = engine(memory=4 * 14 * token_bytes("llama"))

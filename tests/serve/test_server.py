@@ -550,3 +550,8 @@ def test_what_cannot_be_followed_names_the_field(client: openai.OpenAI, given: o
                 model="tiny", messages=CHAT, max_tokens=5, stream=stream, extra_body={"response_format": given}
             )
         assert raised.value.param == param and raised.value.type == "invalid_request_error"
+
+
+def test_the_log_says_what_starting_took(server: Served) -> None:
+    (line,) = [line for line in server.log if "the engine started in" in line]
+    assert all(f"{phase} " in line for phase in ("python", "imports", "weights", "tokenizer", "cache", "other"))

@@ -78,8 +78,8 @@ class Remote:
     async def _once(self) -> None:
         ours, theirs = socket.socketpair()
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tessera.serve.http", str(theirs.fileno()), pass_fds=(theirs.fileno(),),
-            start_new_session=True,
+            sys.executable, "-m", "tessera.serve.http", str(theirs.fileno()), str(self.options.get("device")),
+            pass_fds=(theirs.fileno(),), start_new_session=True,
         )  # fmt: skip
         theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours)

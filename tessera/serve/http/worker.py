@@ -31,6 +31,8 @@ from tessera.serve.scheduler import Refused
 from tessera.serve.stream import Stream
 from tessera.serve.tokenizer import token_bytes
 from tessera.util.errors import TesseraError
+from tessera.util.log import log
+from tessera.util.phases import account
 
 PRIMITIVES = "256"  # products of one shape that oneDNN keeps ready, 17 kB each: steps come in thousands of sizes
 BEAT = 1.0  # seconds between two reports of the engine's counts
@@ -99,8 +101,7 @@ class Worker:
         return self.engine.tokens(tokenizer.encode(text, add_special_tokens=False))  # type: ignore[union-attr, call-arg]
 
     def _cancel(self, message: Message) -> None:
-        stream = self._streams.pop(message["id"], None)  # type: ignore[call-overload]
-        if stream is not None:
+        if (stream := self._streams.pop(message["id"], None)) is not None:  # type: ignore[call-overload]
             stream.close()
 
     def _tokenize(self, message: Message) -> None:
@@ -195,6 +196,7 @@ def main() -> int:
     except (TesseraError, OSError, torch.OutOfMemoryError) as error:
         sock.sendall(pack({"op": "failed", "error": str(error)}))
         return 2
+    log(0, f"serve: the engine started in {account()}")
     gc.freeze()  # the model and the compiler stay: to walk over them again would make everybody wait for 0.3 s
     worker = Worker(engine, sock, heard)
     running, waiting = engine.scheduler.most_running, engine.scheduler.most_waiting
