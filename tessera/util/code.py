@@ -1,9 +1,9 @@
 """Python's code of generated programs.
 
-In: text. Out: its code object. Python compiles about 10 MB of it a second, which for a deep model is a third of what its
-program takes to come from the disk. So the code of long text is kept beside the text's own source on disk, as Python
-keeps that of the files that it imports: by the text and by the version of Python's instructions. It is no more trusted
-than the kernels' machine code in the same folder, which is the user's own.
+In: text. Out: its code object. Python compiles some 5 MB of text a second, which for a deep model is a third of what
+its program takes to come from the disk. So the code of long text is kept on disk, as Python keeps that of the files
+that it imports: by the text and by the version of Python's instructions. It is trusted as the kernels' machine code in
+the same folder is, which is the user's own.
 """
 
 from __future__ import annotations
