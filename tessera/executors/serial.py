@@ -59,7 +59,6 @@ class Claims:
     def __init__(self, executors: Iterable[str | Executor], kernels: list[dict]) -> None:
         self.executors, self.kernels = {e.name: e for e in in_order(executors)}, kernels
         self._restored: dict[int, Callable] = {}
-        self._writing: dict[tuple, Callable] = {}
 
     def __call__(self, data: list, eqn: Equation, reader: Reader) -> Special:
         kind, name = data[:2]
@@ -86,7 +85,9 @@ class Claims:
         left = body
         if over:
             gone = dict(recipe.over)
-            fn = self._over(fn, gone)
+            if not isinstance(fn, Kernel) or fn.writing is None:
+                raise Unserial("a region that wrote over its arguments does not offer that any more")
+            fn = fn.over(gone)
             left = body.with_(outputs=tuple(v for k, v in enumerate(body.outputs) if k not in gone))
         run, bound_kernel = bound(fn)
         return Special(name, run, namespace, pure, body=left, recipe=recipe, kernel=bound_kernel)
@@ -104,14 +105,6 @@ class Claims:
         if fn is None:
             raise Unserial(f"{executor.name} does not compile {recipe.body.name} any more")
         return fn
-
-    def _over(self, fn: Callable, over: dict[int, int]) -> Callable:
-        key = (fn, tuple(over.items()))
-        if key not in self._writing:
-            if not isinstance(fn, Kernel) or fn.writing is None:
-                raise Unserial("a region that wrote over its arguments does not offer that any more")
-            self._writing[key] = fn.writing(over)
-        return self._writing[key]
 
 
 def _compiled(recipe: Recipe, executor: FusionExecutor) -> Callable | None:

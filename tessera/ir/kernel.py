@@ -33,6 +33,15 @@ class Kernel:
     writing: Callable[[dict[int, int]], Kernel] | None = None
     # Given where each input lies, and results by number that are to have another shape: the same kernel over those.
     reading: Callable[[tuple[Operand, ...], dict[int, TensorType]], Kernel] | None = None
+    _over: dict[tuple[tuple[int, int], ...], Kernel] = field(init=False, default_factory=dict, repr=False)
+
+    def over(self, results: dict[int, int]) -> Kernel:
+        """The same kernel with these results written over arguments; of equal layers all get the same one."""
+        assert self.writing is not None
+        key = tuple(results.items())
+        if key not in self._over:
+            self._over[key] = self.writing(results)
+        return self._over[key]
 
     def __call__(self, *args: object) -> tuple:
         return self.run(*args)

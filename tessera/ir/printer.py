@@ -31,6 +31,7 @@ from tessera.ir.mesh import Mesh
 from tessera.ir.schema import short_name
 from tessera.ir.types import SYMBOLIC, TensorType
 from tessera.torch_internals.operators import OpOverload, op_name, overload_name
+from tessera.util.code import code_of
 
 HEADER = """import builtins
 import math
@@ -131,7 +132,7 @@ def compile_trace(
     # The text stands in linecache, so that a traceback shows the generated line, for as long as the function lives.
     filename = f"<tessera {trace.name} {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
-    exec(compile(text, filename, "exec"), scope)
+    exec(code_of(text, filename), scope)
     fn = scope[identifier(trace.name)]
     weakref.finalize(fn, linecache.cache.pop, filename, None).atexit = False
     fn.source = text  # type: ignore[attr-defined]

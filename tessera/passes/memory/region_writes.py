@@ -99,8 +99,8 @@ def write_regions(trace: Trace) -> Trace:
 def writing(eqn: Equation, results: dict[int, int]) -> Equation:
     """The region with these results written over these arguments, and not given back."""
     op = eqn.op
-    assert isinstance(op, Special) and op.kernel is not None and op.kernel.writing is not None
-    kernel = op.kernel.writing(results)
+    assert isinstance(op, Special) and op.kernel is not None
+    kernel = op.kernel.over(results)
     left = tuple(v for k, v in enumerate(eqn.outputs) if k not in results)
     body: Trace = op.body
     rest = tuple(v for k, v in enumerate(body.outputs) if k not in results)

@@ -101,7 +101,7 @@ class _Views:
             schema = schema_of(op)
             shows = schema.is_view or op_name(op) in UNANNOTATED
             return not schema.mutated and (not shows or all(map(self.is_inner, eqn.results())))
-        return _is_kernel(eqn) and not eqn.op.kernel.overwrites  # type: ignore[union-attr]
+        return _is_kernel(eqn) and not (eqn.op.recipe and eqn.op.recipe.over)  # type: ignore[union-attr]
 
     def base(self, v: Value) -> tuple[Value, int]:
         """The tensor in whose memory a view lies, and where it begins there."""
