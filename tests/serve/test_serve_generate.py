@@ -15,7 +15,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from tessera.serve.engine import Engine
+from tessera.serve.sampling import Sampling
 from tessera.tools.cli import main
+from tessera.tools.generate import SETTINGS
 
 
 @pytest.fixture
@@ -53,3 +55,9 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
     (folder / "tokenizer_config.json").unlink()
     assert main(["generate", str(folder), "text", "--no-compile", "--memory", "1MB"]) == 2
     assert "expected a tokenizer" in capsys.readouterr().err
+
+
+def test_what_is_not_said_is_as_in_python() -> None:
+    """But for the length of the answer: a person at a shell wants more than a few words."""
+    told = {name: default for name, (_, default) in SETTINGS.items() if name != "max_tokens"}
+    assert told == {name: getattr(Sampling(), name) for name in told}
