@@ -14,7 +14,7 @@ from functools import cached_property, partial
 
 import torch
 
-from tessera.frontends.grad_mode import kept_grad_mode
+from tessera.frontends.grad_mode import kept_grad_mode, under_no_grad
 from tessera.frontends.requires_grad import with_history
 from tessera.ir.alias import KEEP_GRAD, Ref, keep_grad
 from tessera.ir.aliased import Aliased, Step
@@ -53,15 +53,18 @@ def capture(
     builder: Builder,
     locate: bool = True,
     close: bool = False,
+    enables_grad: bool = False,
 ) -> Captured:
     """Record `fn(*fakes)`; outputs that share memory with an input are described, not computed.
 
     With `close`, the caller makes further inputs of the tensors closed over: they may be written, and outputs may be
-    views of them.
+    views of them. With `enables_grad`, `fn` runs under no_grad. The caller turns gradients on around it, so that the
+    equations that it runs without them are marked.
     """
     recorder = Recorder(builder, keep, locate)
     with kept_grad_mode() as left:
-        recorded = record_with(recorder, fn, fakes, names, writes_closed=close)
+        run = under_no_grad(fn, left) if enables_grad else fn
+        recorded = record_with(recorder, run, fakes, names, writes_closed=close)
     record_assumptions(builder)
     histories = _Histories(recorded, recorder.base_grad)
     _drop_empty_histories(recorded, histories)
@@ -82,7 +85,8 @@ def capture(
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     forget_tensors(builder.mode)
     after = left[0] if left else None
-    return Captured(trace, recorded.spec, builder.mode, len(recorded.outputs), aliased, grads, after, placed=placed)
+    results = len(recorded.outputs)
+    return Captured(trace, recorded.spec, builder.mode, results, aliased, grads, after, enables_grad, placed)
 
 
 class _Histories:

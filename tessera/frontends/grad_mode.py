@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -20,3 +20,16 @@ def kept_grad_mode() -> Iterator[list[bool]]:
             left.append(not before)
     finally:
         set_grad_enabled(before)
+
+
+def under_no_grad(fn: Callable, left: list[bool]) -> Callable:
+    """A function that finds gradients off, and leaves grad mode as it was. `left` gets True where `fn` left it on."""
+
+    def run(*args: object) -> object:
+        with torch.no_grad():
+            out = fn(*args)
+            if torch.is_grad_enabled():
+                left.append(True)
+            return out
+
+    return run

@@ -95,20 +95,21 @@ class Dispatcher:
 
         every = argument_names(self.fn, *pytree.tree_unflatten(leaves, spec))
 
-        def record(run: Callable) -> tuple[Captured, bool]:
+        def record(enables: bool = False) -> tuple[Captured, bool]:
             fakes: list[object] = [_fake_of_its_own(leaves[i], mode) for i in places]  # type: ignore[arg-type]
             builder = Builder(self.name, mode)
             try:
                 with watching(builder), requires_grad_known(builder, fakes):
                     names = [every[i] for i in places]
-                    return capture(run, fakes, names, keep_whole, builder, close=True), builder.enables_grad
+                    captured = capture(run, fakes, names, keep_whole, builder, close=True, enables_grad=enables)
+                    return captured, builder.enables_grad
             except ASKS_A_VALUE as error:
                 raise value_needed(error) from error
 
-        captured, enables = record(run)
-        if enables:  # Gradients are on around the program then, so that what it runs without them is marked.
+        captured, enables = record()
+        if enables:
             with torch.enable_grad():
-                captured = replace(record(torch.no_grad()(run))[0], enables_grad=True)
+                captured, _ = record(enables)
         lifted = tuple(captured.trace.constants.values())
         trace = captured.trace.with_(inputs=(*captured.trace.inputs, *captured.trace.constants), constants={})
         grads = tuple(x.requires_grad for x in (*(leaves[i] for i in places), *lifted))  # type: ignore[attr-defined]

@@ -73,11 +73,11 @@ def _state() -> tuple:
     return torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
 
 
-def _seen(fn: Callable) -> list[tuple]:
+def _seen(fn: Callable, grad: bool = True) -> list[tuple]:
     """What two calls give, and leave behind."""
     found = []
     for _ in range(2):
-        torch.set_grad_enabled(True)
+        torch.set_grad_enabled(grad)
         torch.use_deterministic_algorithms(False)
         torch.set_default_dtype(torch.float32)
         out = fn(torch.ones(2, requires_grad=True))
@@ -99,6 +99,40 @@ def test_what_a_program_sets_holds_after_it(fn: Callable, compiler: str) -> None
 @pytest.mark.parametrize("fn", [at_the_end, at_the_start, off_and_on], ids=lambda f: f.__name__)
 def test_a_traced_function_leaves_grad_mode_as_it_should(fn: Callable) -> None:
     assert _seen(tessera.jit(fn, frontend="functional")) == _seen(fn)
+
+
+def on(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    torch.set_grad_enabled(True)
+    return y * x
+
+
+def on_at_the_end(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x * 2
+    part = y[:1]
+    y.mul_(3)
+    torch.set_grad_enabled(True)
+    return y, part
+
+
+def on_for_a_part(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.set_grad_enabled(True)
+    y = x * 2
+    torch.set_grad_enabled(False)
+    return y, y * x
+
+
+def the_other_way(x: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(not torch.is_grad_enabled())
+    return x * 2
+
+
+@pytest.mark.parametrize("fn", [on, on_at_the_end, on_for_a_part, the_other_way], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+def test_gradients_that_a_program_turns_on_are_on_after_it(fn: Callable, frontend: str) -> None:
+    fast = tessera.jit(fn, frontend=frontend)
+    for grad in (False, True, False):
+        assert _seen(fast, grad) == _seen(fn, grad)
 
 
 @pytest.mark.parametrize("fn", [deterministic, default_dtype, lambda x: torch.manual_seed(1) and x * 2])

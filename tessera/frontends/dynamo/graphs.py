@@ -72,14 +72,12 @@ def capture_graph(
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in (*example_inputs, *further))
     run, enables = run_graph(gm, builder), enables_grad(gm)
     builder.by_base = torch.is_grad_enabled() and any(grads)
-    # Gradients are on around the program then, so that the equations it runs without them are marked.
     with torch.enable_grad() if enables else nullcontext(), _levels_kept():
-        captured = capture(torch.no_grad()(run) if enables else run, fakes, names, keep_whole, builder, locate=False)
+        captured = capture(run, fakes, names, keep_whole, builder, locate=False, enables_grad=enables)
     return dataclasses.replace(
         captured,
         trace=behind_hooks(captured.trace, builder.hooked, captured.outputs),
         requires_grad=grads,
-        enables_grad=enables,
         uncounted=uncounted_arguments(gm),
     )
 
