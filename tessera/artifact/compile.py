@@ -13,6 +13,8 @@ from dataclasses import replace
 import torch
 
 from tessera.artifact.read import Program
+from tessera.artifact.traced import bind_traced
+from tessera.ir.printer import compile_trace
 from tessera.just_in_time.api import jit
 from tessera.runtime.call import build_call
 from tessera.runtime.double_backward import no_forward_mode
@@ -22,7 +24,8 @@ from tessera.util.errors import CaptureError
 def unguarded(program: Program) -> Callable[..., tuple]:
     """The program with the writes and views that stand around it, for whoever traces it."""
     layout = replace(program.layout, written=(), counted=())
-    fn = build_call(program.run, layout, no_forward_mode, guarded=False)
+    run = compile_trace(program.trace, bind=bind_traced)
+    fn = build_call(run, layout, no_forward_mode, guarded=False)
     fn.__name__ = program.trace.name
     return fn
 

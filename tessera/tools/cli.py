@@ -4,7 +4,6 @@ imported when that command is asked for: what serves a compiled model does not w
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from argparse import ArgumentParser
@@ -14,7 +13,7 @@ import tessera
 from tessera.tools.command import Command
 from tessera.util import bytecode
 from tessera.util.errors import TesseraError
-from tessera.util.garbage import collection_paused
+from tessera.util.garbage import collection_paused, freeze
 from tessera.util.phases import phase
 
 COMMANDS = {  # a line of help, and where it stands in tessera.tools: a module, and COMMAND where no other name is said
@@ -75,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with collection_paused():
         args = parser(given[0] if given else None).parse_args(given)
     if argv is None:  # the process is this command's, and what it has imported stays
-        gc.freeze()
+        freeze()
     try:
         return command(args.command).run(args)
     except (TesseraError, OSError) as error:

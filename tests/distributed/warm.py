@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 
 gc.disable()  # as conftest.py does, and for its reasons
@@ -13,6 +12,7 @@ from pathlib import Path  # noqa: E402
 import torch  # noqa: E402
 
 import tessera  # noqa: E402
+from tessera.util.garbage import freeze  # noqa: E402
 
 # Ranks are given the path of who starts them; the server is not.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
@@ -27,5 +27,4 @@ _step = tessera.train_step(
 )
 _step(torch.ones(2, 4))
 gc.collect()
-gc.freeze()
-atexit.register(gc.unfreeze)  # else libraries report leaks at the end
+freeze()

@@ -23,6 +23,7 @@ from tessera.ir.equation import Equation, Special, substitute
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, known
+from tessera.ops.fake_quantize import PARTS
 from tessera.ops.fallback import call_key
 from tessera.torch_internals.fake import FakeTensorMode
 from tessera.torch_internals.operators import OpOverload, decomposition_table
@@ -101,7 +102,9 @@ def _parts_of(op: OpOverload | Special) -> Callable:
             return on_copies(decomposition_table.get(inner, inner), inner, (), args, kwargs)
 
         return functional
-    return decomposition_table.get(op, op) if isinstance(op, OpOverload) else op.fn
+    if isinstance(op, OpOverload):
+        return PARTS.get(op) or decomposition_table.get(op, op)
+    return op.fn
 
 
 def _plain(t: TensorType) -> TensorType:

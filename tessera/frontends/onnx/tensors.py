@@ -120,14 +120,19 @@ def _from_field(message: onnx.TensorProto, code: int, shape: tuple[int, ...], fi
         raise OnnxError(f"{what}: expected its elements in {field}, got {', '.join(filled)}")
     data = np.array(getattr(message, field), dtype=kind)
     count = math.prod(shape)
-    if code in BITS:
+    packed = code in BITS and BITS[code] < 6  # those of 6 bits have a number each
+    if packed:
         expected = -(-count * BITS[code] // 8)
     else:
         expected = count * (2 if code in (elements.COMPLEX64, elements.COMPLEX128) else 1)
     if len(data) != expected:
         raise OnnxError(f"{what}: expected {expected} elements in {field} for shape {list(shape)}, got {len(data)}")
-    if code in BITS:
+    if packed:
         return unpack(data.astype(np.uint8), code, shape)
+    if code in BITS:
+        if ((data < 0) | (data >= 2 ** BITS[code])).any():
+            raise OnnxError(f"{what}: expected patterns of {BITS[code]} bits in {field}")
+        return of_patterns(torch.from_numpy(data).reshape(shape), code)
     dtype = DTYPES[code]
     if code in (elements.FLOAT16, elements.BFLOAT16):  # bits, in the low half
         return torch.from_numpy(data.astype(np.uint16).view(np.int16)).view(dtype).reshape(shape)

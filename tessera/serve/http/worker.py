@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import os
 import select
 import socket
@@ -31,6 +30,7 @@ from tessera.serve.scheduler import Refused
 from tessera.serve.stream import Stream
 from tessera.serve.tokenizer import token_bytes
 from tessera.util.errors import TesseraError
+from tessera.util.garbage import freeze
 from tessera.util.log import log
 from tessera.util.phases import account
 
@@ -197,7 +197,7 @@ def main() -> int:
         sock.sendall(pack({"op": "failed", "error": str(error)}))
         return 2
     log(0, f"serve: the engine started in {account()}")
-    gc.freeze()  # the model and the compiler stay: to walk over them again would make everybody wait for 0.3 s
+    freeze()  # the model and the compiler stay: to walk over them again would make everybody wait for 0.3 s
     worker = Worker(engine, sock, heard)
     running, waiting = engine.scheduler.most_running, engine.scheduler.most_waiting
     worker.send({"op": "ready", "longest": engine.longest, "running": running, "waiting": waiting})

@@ -6,11 +6,12 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tessera.ops.fake_quantize import PARTS as FAKE_QUANTIZE
 from tessera.spatial.importer.written_out import WRITTEN, compared, rows_of, written
+from tessera.torch_internals.operators import op_name
 
 Tensor = torch.Tensor
 LSTM = 2  # as PyTorch's library for CPUs numbers its layers
@@ -222,37 +223,5 @@ WRITTEN |= {
     "bitwise_xor": lambda a, b: a != b if a.dtype == torch.bool else NotImplemented,
 }
 
-
-# --- numbers of few bits, as training for them has them ---
-
-
-def _fake_quantized(x: Tensor, scale: Tensor | float, zero: Tensor | float, low: int, high: int) -> list[Tensor]:
-    """Rounded to a multiple of the scale and held within so many of them; and which elements needed no holding."""
-    each = scale if isinstance(scale, Tensor) else float(np.float32(scale))
-    inverse = scale.reciprocal() if isinstance(scale, Tensor) else float(1 / np.float32(scale))
-    number = (x.float() * inverse).round() + zero
-    kept = (number >= low) & (number <= high)
-    return [((number.clamp(low, high) - zero) * each).to(x.dtype), kept]
-
-
-@written("fake_quantize_per_tensor_affine_cachemask")
-def fake_quantize(x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int) -> list[Tensor]:
-    return _fake_quantized(x, scale, zero_point, quant_min, quant_max)
-
-
-@written("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
-def fake_quantize_by(
-    x: Tensor, scale: Tensor, zero_point: Tensor, fake_quant_enabled: Tensor, quant_min: int, quant_max: int
-) -> list[Tensor]:
-    """Scale and zero are tensors of one element, and so is whether anything is done at all."""
-    out, kept = _fake_quantized(x, scale, zero_point, quant_min, quant_max)
-    done = fake_quant_enabled != 0
-    return [torch.where(done, out, x), kept | ~done]
-
-
-@written("fake_quantize_per_channel_affine_cachemask")
-def fake_quantize_channels(
-    x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
-) -> list[Tensor]:
-    along = [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
-    return _fake_quantized(x, scale.reshape(along), zero_point.reshape(along), quant_min, quant_max)
+# Numbers of few bits, as training for them has them.
+WRITTEN |= {op_name(op): parts for op, parts in FAKE_QUANTIZE.items()}

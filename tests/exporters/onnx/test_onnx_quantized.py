@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from leaving import answers, assert_same
+from leaving import answers, assert_same, written
 from torch import nn
 
 from tessera import quantize
@@ -67,3 +67,25 @@ def test_packed_numbers_beside_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "m.onnx.data").stat().st_size < 256 * 256 + 20_000
     model = onnx.load(tmp_path / "m.onnx")
     assert_same(answers(model, (x,), "tessera"), net(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_fake_quantisation_is_pytorchs_bit_for_bit(dtype: torch.dtype) -> None:
+    """QuantizeLinear divides by the scale, which is something else at ties."""
+    scale, zero = torch.tensor([0.1, 0.03, 0.7]), torch.tensor([3, 0, -5], dtype=torch.int32)
+    x = torch.cat([torch.randn(40, 3) * 5, torch.tensor([0.05, 0.15, -0.25, 1e9, -1e9])[:, None].expand(5, 3)])
+
+    def fn(x: torch.Tensor) -> tuple:
+        return (
+            torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -8, 7),
+            torch.fake_quantize_per_tensor_affine(x, scale[:1], zero[:1], 0, 255),
+            torch.fake_quantize_per_channel_affine(x, scale, zero, 1, -128, 127),
+            torch.fake_quantize_per_channel_affine(x, scale, zero + 0.3, 1, -128, 127),
+        )
+
+    x = x.to(dtype)
+    model = written(fn, (x,), 23)
+    assert not {n.op_type for n in model.graph.node} & {"QuantizeLinear", "DequantizeLinear"}
+    for by in ("reference", "tessera"):
+        for got, wanted in zip(answers(model, (x,), by), fn(x), strict=True):
+            assert torch.equal(got, wanted), by

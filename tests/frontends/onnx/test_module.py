@@ -306,6 +306,20 @@ def test_elements_of_four_bits(code: int) -> None:
     assert tessera_onnx.load(made)().tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("code", [27, 28])
+def test_elements_of_six_bits(code: int) -> None:
+    """Raw data packs four of them into three bytes, int32_data has a number for each."""
+    elements = [1.0, 2.0, -1.0, 0.5, 3.0]
+    typed = helper.make_tensor("k", code, [5], elements)
+    raw = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(typed), "k")
+    for held in (typed, raw):
+        net = tessera_onnx.load(model([node("Cast", ["k"], ["y"], to=FLOAT)], [], ["y"], [held]))
+        assert net().tolist() == elements
+    typed.int32_data[0] = 64
+    with pytest.raises(OnnxError, match="'k': expected patterns of 6 bits in int32_data"):
+        tessera_onnx.load(model([node("Cast", ["k"], ["y"], to=FLOAT)], [], ["y"], [typed]))
+
+
 def test_metadata() -> None:
     made = mlp()
     helper.set_model_props(made, {"author": "somebody"})
