@@ -201,6 +201,19 @@ def test_values_from_nothing_are_made_in_parts() -> None:
     assert collectives(program) == ["start"]
 
 
+def test_what_spreads_small_values_is_made_in_parts() -> None:
+    """As the gradient of a loss over classes does, which ranks have parts of."""
+
+    def fn(x, labels, scale):
+        chosen = labels[:, None] == torch.arange(x.shape[1])
+        return x.exp() - chosen.double() * scale[:, None]
+
+    args = [randn(6, 8), torch.tensor([0, 7, 3, 4, 5, 1]), randn(6)]
+    program = local(fn, args, Mesh.of(dp=2, tp=2), ["[6/dp, 8/tp]", "[6/dp]", "[6/dp]"])
+    assert not any(v.shape == (3, 8) for v in program.trace.values())
+    assert collectives(program) == ["start"]
+
+
 def test_bits_of_dropout_do_not_depend_on_the_mesh() -> None:
     trace = trace_function(lambda x: torch.nn.functional.dropout(x, 0.5), (randn(8, 6),)).trace
     trace = compute_random(trace, lambda device: True, lambda eqn: True)
