@@ -163,7 +163,7 @@ def test_what_is_no_plan(alone, plan) -> None:
 )
 def test_what_a_step_cannot_be_asked_for(options: dict, says: str) -> None:
     model = torch.nn.Linear(2, 2)
-    with pytest.raises(OptionError, match=rf"test_mesh_messages.py:\d+: {says}expected"):
+    with pytest.raises(OptionError, match=rf"test_mesh_messages.py:\d+: {says}: expected"):
         tessera.train_step(model, None, torch.optim.SGD(model.parameters()), **options)
 
 
