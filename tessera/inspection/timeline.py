@@ -1,8 +1,9 @@
 """A timeline of one rank's program: what it computes, what it exchanges, and how much of that nothing hides.
 
 In: a final program and a `Machine`. Out: a `Timeline`. Equations run one after the other on the device, each for as
-long as its arithmetic or its bytes take, whichever is more (`inspection/work.py`), and none before the host has
-launched it, where the machine's description says what that takes: a program of small kernels is bound by its host.
+long as its arithmetic or its bytes take, whichever is more (`inspection/work.py`), and for as long as a kernel takes
+that does nothing. None begins before the host has launched it: a program of small kernels is bound by its host. Both
+count where the machine's description says what they take.
 Exchanges run beside them, for as long as the link takes for their bytes, and a latency. What a rank copies to send it,
 or to put together what came, is work of its device. Ranks that stand next to each other fill a box, inside of which the
 machine's own links join them; between boxes each device has a link to the network. An exchange among whole boxes uses
@@ -133,12 +134,16 @@ def _exchange(eqn: Equation, machine: Machine, link: str) -> tuple[str, float]:
 
 
 def _work(eqn: Equation, machine: Machine, fused: bool) -> float:
-    """Of this rank's own device."""
+    """Of this rank's own device: what it moves or computes, and what any kernel takes."""
     if is_collective(eqn, "wait") or exchange_of(eqn) is not None:
-        return 0.0 if fused else bytes_copied(eqn) / machine.bandwidth
-    of = work(eqn)
-    arithmetic = of.matrix_flops / rate(eqn, machine)
-    return arithmetic if fused else max(arithmetic + of.flops / machine.flops, of.bytes / machine.bandwidth)
+        taken = 0.0 if fused else bytes_copied(eqn) / machine.bandwidth
+    else:
+        of = work(eqn)
+        arithmetic = of.matrix_flops / rate(eqn, machine)
+        if fused:
+            return arithmetic
+        taken = max(arithmetic + of.flops / machine.flops, of.bytes / machine.bandwidth)
+    return taken + machine["kernel"] if taken and "kernel" in machine else taken
 
 
 def _launch(eqn: Equation, machine: Machine) -> float:

@@ -49,6 +49,7 @@ FIGURES = {
     "power": ("W", "of the board"),
     "launch": ("s", "of the host, for one kernel"),
     "call": ("s", "of the host, for one operator of PyTorch"),
+    "kernel": ("s", "of a GPU, for one that does nothing and was launched before the last one was done"),
     "fork": ("s", "to start a team of threads"),
 }
 _DATA = "data"

@@ -3,8 +3,9 @@
 from tessera.optim.adam import ADAM
 from tessera.optim.lion import LION, Lion
 from tessera.optim.rule import Rule, rule_of
+from tessera.optim.scaled import ADADELTA, ADAMAX, RADAM, RMSPROP
 from tessera.optim.sgd import SGD
 
-RULES = (SGD, ADAM, LION)
+RULES = (SGD, ADAM, LION, RMSPROP, ADADELTA, ADAMAX, RADAM)
 
-__all__ = ["ADAM", "LION", "RULES", "SGD", "Lion", "Rule", "rule_of"]
+__all__ = ["ADADELTA", "ADAM", "ADAMAX", "LION", "RADAM", "RMSPROP", "RULES", "SGD", "Lion", "Rule", "rule_of"]

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tessera.distributed.elsewhere import DTENSORS, FULLY_SHARD, elsewhere
 from tessera.distributed.sharding import ask_for, check_outermost, place, sharding_of
+from tessera.distributed.users_line import at_users_line
 from tessera.distributed.weights import follow
 from tessera.frontends.dynamo.frames import MODEL, looking_at_hooks, own_frames
 from tessera.frontends.dynamo.module_hooks import ModuleHooks
@@ -200,9 +201,10 @@ def _check_owns(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Non
     trained = [p for p in model.parameters() if p.requires_grad]
     if trained and not any(id(p) in owned for p in trained):
         message = f"train_step: the optimizer owns no parameter of {type(model).__name__}, so no step changes the model"
-        warnings.warn(f"{message}; expected torch.optim.SGD(model.parameters(), …) or the like", stacklevel=3)
+        warnings.warn(f"{message}; expected torch.optim.SGD(model.parameters(), …) or the like", stacklevel=4)
 
 
+@at_users_line
 def train_step(
     model: torch.nn.Module,
     loss_fn: Callable | None,
@@ -227,8 +229,8 @@ def train_step(
 
     loss_fn        `loss_fn(model, *batch)` gives the loss, a tuple that starts with it or a dict with a "loss"; None:
                    the model itself gives it
-    optimizer      torch.optim.SGD, Adam, AdamW or tessera.optim.Lion; another one runs its own step after a compiled
-                   backward. State and counters stay the optimizer's
+    optimizer      torch.optim.SGD, Adam, AdamW, RMSprop, Adadelta, Adamax, RAdam or tessera.optim.Lion; another one runs
+                   its own step after a compiled backward. State and counters stay the optimizer's
     clip_norm      the norm that all gradients together are scaled down to, as clip_grad_norm_ does
     clip_value     how far from zero an element of a gradient may be, as clip_grad_value_ does; after clip_norm
     accumulate     how many calls share one update; gradients are averaged over them, and wait in `.grad`

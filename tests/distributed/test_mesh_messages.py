@@ -153,6 +153,20 @@ def test_what_is_no_plan(alone, plan) -> None:
         tessera.shard(torch.nn.Linear(2, 2), alone, plan)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"accumulate": 0}, "accumulate: "),
+        ({"clip_norm": -1.0}, "clip_norm: "),
+        ({"microbatches": 2}, "microbatches: "),
+    ],
+)
+def test_what_a_step_cannot_be_asked_for(options: dict, says: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(OptionError, match=rf"test_mesh_messages.py:\d+: {says}: expected"):
+        tessera.train_step(model, None, torch.optim.SGD(model.parameters()), **options)
+
+
 def test_a_pipeline_splits_no_weight() -> None:
     with pretended({"pp": 2}) as mesh, pytest.raises(OptionError, match="over pp, which is a pipeline"):
         tessera.shard(torch.nn.Linear(2, 2), mesh, {"pp": "1f1b", "*weight": "f/pp, d"})
@@ -168,7 +182,9 @@ def a_pipelined_step(mesh: object, layers: int) -> tessera.training.sharded.Shar
 def test_more_stages_than_layers() -> None:
     with (
         pretended({"pp": 4}) as mesh,
-        pytest.raises(OptionError, match=r"expected at most 2 stages, .* got 4; the last .*test_mesh_messages.py:\d+"),
+        pytest.raises(
+            OptionError, match=r"py:\d+: pipeline: expected at most 2 stages, .* got 4; the last .*_messages.py:\d+"
+        ),
     ):
         a_pipelined_step(mesh, 2)(torch.ones(4, 4))
 

@@ -145,6 +145,29 @@ def test_a_table_cut_by_rows() -> None:
     assert collectives(program) == ["start", "all_reduce"]
 
 
+def look_up(table, ids):
+    return torch.nn.functional.embedding(ids, table)
+
+
+@pytest.mark.parametrize("wrong", [47, -1, 100])
+def test_a_row_that_no_rank_has_is_refused(wrong: int) -> None:
+    """As on one device; 47 is a row that padding adds on the last rank."""
+    program = local(look_up, [randn(47, 4), torch.tensor([0, 46])], TP, ["[47/tp, 4]", "[2]"]).trace
+    tables = in_step.cut(randn(47, 4), program.inputs[0].tensor.placement)
+    with pytest.raises(IndexError):
+        in_step.run(program, [tables, [torch.tensor([0, wrong])] * 2])
+
+
+def test_rows_of_other_ranks_are_looked_up_all_over_the_table() -> None:
+    """So that the gradients of all of them, which are zeros, are not added to one row."""
+    table, ids = randn(64, 4), torch.arange(0, 64, 4)
+    program = local(look_up, [table, ids], TP, ["[64/tp, 4]", "[16]"]).trace
+    (places,) = [e.args[1] for e in program.equations if "embedding" in str(e.op)]
+    tables = in_step.cut(table, program.inputs[0].tensor.placement)
+    for found in in_step.run(program.with_(outputs=(places,)), [tables, [ids] * 2])[0]:
+        assert found.unique().numel() == 8
+
+
 def test_what_has_no_rule_is_gathered_and_named() -> None:
     program = local(torch.linalg.inv, [randn(4, 4)], TP, ["[4/tp, 4]"])
     (note,) = program.notes
@@ -175,6 +198,19 @@ def test_values_from_nothing_are_made_in_parts() -> None:
         return x * torch.arange(8) + torch.ones(8, dtype=x.dtype)
 
     program = local(fn, [randn(8)], TP, ["[8/tp]"])
+    assert collectives(program) == ["start"]
+
+
+def test_what_spreads_small_values_is_made_in_parts() -> None:
+    """As the gradient of a loss over classes does, which ranks have parts of."""
+
+    def fn(x, labels, scale):
+        chosen = labels[:, None] == torch.arange(x.shape[1])
+        return x.exp() - chosen.double() * scale[:, None]
+
+    args = [randn(6, 8), torch.tensor([0, 7, 3, 4, 5, 1]), randn(6)]
+    program = local(fn, args, Mesh.of(dp=2, tp=2), ["[6/dp, 8/tp]", "[6/dp]", "[6/dp]"])
+    assert not any(v.shape == (3, 8) for v in program.trace.values())
     assert collectives(program) == ["start"]
 
 

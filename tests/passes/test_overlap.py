@@ -91,6 +91,18 @@ def test_small_kernels_wait_for_the_host() -> None:
     assert timeline(program, slow, fused=True) == timeline(program, h100, fused=True)
 
 
+def test_every_kernel_takes_what_one_takes_that_does_nothing() -> None:
+    """Views and what is fused do not."""
+    program, _ = local()
+    h100 = machine("h100")
+    slow = with_figures(h100, {"kernel": 1e-3}, "made up")
+    before, after = timeline(program, h100), timeline(program, slow)
+    kernels = sum(e.opname in ("matmul", "relu") for e in program.equations)
+    copies = sum(bytes_copied(e) > 0 for e in program.equations)
+    assert after.computing - before.computing == pytest.approx(1e-3 * (kernels + copies))
+    assert timeline(program, slow, fused=True) == timeline(program, h100, fused=True)
+
+
 def test_a_busy_device_lets_the_host_run_ahead() -> None:
     program, _ = local()
     quick = with_figures(machine("h100"), {"call": 1e-12}, "made up")

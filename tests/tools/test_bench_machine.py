@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "LARGE", {"cpu": 1 << 16, "cuda": 1 << 22})
     monkeypatch.setattr(suite, "SIDE", {"cpu": 32, "cuda": 256})
     monkeypatch.setattr(suite, "CALLS", 3)
+    monkeypatch.setattr(suite, "QUEUED", 3)
 
 
 def test_a_description_is_written_that_the_flag_takes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -40,10 +42,16 @@ def test_one_section_on_standard_output(capsys: pytest.CaptureFixture) -> None:
     assert torch.get_num_threads() == threads
 
 
+def test_what_a_kernel_takes_behind_products() -> None:
+    """The products' time is not part of it."""
+    taken = suite._behind_products(lambda: time.sleep(0.01), torch.device("cpu"))
+    assert 0.01 <= taken < 0.02
+
+
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path: Path) -> None:
     path = tmp_path / "here.json"
     assert cli.main(["bench", "machine", "--device", "cuda", "--json", str(path)]) == 0
     here = machine(path)
     assert here.kind == "gpu" and "measured here" in here.figures["matrix.bfloat16"].source
-    assert here["launch"] > 0 and here["link.pcie"] > 0
+    assert here["launch"] > 0 and here["link.pcie"] > 0 and 0 < here["kernel"] < 1e-4

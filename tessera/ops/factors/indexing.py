@@ -12,14 +12,16 @@ ROWS = "v"
 
 
 def _own(ids: Value, size: Size, rows: Size, cut: Cut) -> tuple[Value, Value]:
-    """Places in a rank's own rows, zero where the row is another rank's, and which are its own."""
+    """Places in a rank's own rows, and which of them are its own. What belongs to other ranks is spread over all rows,
+    since a GPU adds up one row's gradients one after the other; what is no row anywhere stays so, and is refused."""
     here = aten.sub(ids, cut.start(size, cut.axes[ROWS], ids.tensor.device))
     mine = aten.logical_and(aten.ge(here, 0), aten.lt(here, rows))
-    return aten.where(mine, here, aten.zeros_like(here)), mine
+    there = aten.logical_and(aten.ge(ids, 0), aten.lt(ids, size))
+    return aten.where(there, aten.remainder(here, rows), ids), mine
 
 
 def _kept(x: Value, mine: Value) -> Value:
-    return aten.where(aten.unsqueeze(mine, -1), x, aten.zeros_like(x))
+    return aten.masked_fill(x, aten.unsqueeze(aten.logical_not(mine), -1), 0)
 
 
 def _embedding_here(eqn: Equation, cut: Cut) -> object:

@@ -11,6 +11,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,8 @@ from tessera.tools.bench.report import Outcome
 LONG = 1.0  # seconds, after which a GPU's clock has settled
 AGAIN = 20  # calls in a row, of what takes milliseconds
 CALLS = 200  # in a row, of what takes microseconds
+QUEUED = 800  # calls that a GPU's queue holds
+AHEAD = 4  # products, which take longer than the host for all of these
 SHARED = 1 << 16  # elements: what two threads of PyTorch divide
 Figures = Iterator[tuple[str, float]]
 
@@ -72,6 +75,8 @@ def host(device: torch.device, known: Machine) -> Figures:
     yield "call", _host_seconds(lambda: torch.add(x, x, out=y), device)
     if (run := _tile_kernel(device)) is not None:
         yield "launch", _host_seconds(lambda: run((x, y), ()), device)
+    if device.type == "cuda":
+        yield "kernel", _behind_products(lambda: torch.add(x, x, out=y), device)
     if device.type == "cpu" and known.units > 1:
         yield "fork", _fork(device)
 
@@ -150,6 +155,21 @@ def _host_seconds(work: Callable[[], object], device: torch.device) -> float:
             work()
         best = min(best, (time.perf_counter() - start) / CALLS)
     return best
+
+
+def _behind_products(work: Callable[[], object], device: torch.device) -> float:
+    """Of the device for one call, which the host has made ready while products ran."""
+    side = SIDE[device.type]
+    x = torch.randn(side, side, device=device).to(torch.bfloat16)
+
+    def products(calls: int) -> None:
+        for _ in range(AHEAD):
+            x @ x
+        for _ in range(calls):
+            work()
+
+    alone, both = (seconds(partial(products, calls), device) for calls in (0, QUEUED))
+    return max((both - alone) / QUEUED, 1e-9)
 
 
 def _fork(device: torch.device) -> float:

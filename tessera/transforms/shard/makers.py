@@ -1,13 +1,16 @@
 """Values that are made where they are wanted rather than moved there.
 
-In: equations that make values from nothing, or repeat them at no cost. Out: such a value in parts, made by the rank
-that needs them.
+In: equations that make values from nothing, repeat them at no cost, or spread small ones over a large result, such as
+which class is which row's label. Out: such a value in parts, made by the rank that needs them.
 """
 
 from __future__ import annotations
 
+from math import prod
+
 from tessera.ir.equation import Equation, Value
 from tessera.ir.placement import Placement
+from tessera.ir.types import size_hint
 from tessera.ops.factors.rule import Factors, tensors
 from tessera.transforms.shard.choose import Choice
 from tessera.transforms.shard.local import local
@@ -18,6 +21,13 @@ class Makers:
     def __init__(self, values: Values) -> None:
         self.values = values
         self.of: dict[Value, tuple[Equation, Factors]] = {}
+
+    def spreads(self, eqn: Equation, rule: Factors) -> bool:
+        """Elements of a result are made of those of smaller values, or of others that are made so."""
+        if len(eqn.results()) != 1 or rule.reduced or rule.whole or rule.local is not None:
+            return False
+        count = _count(eqn.out)
+        return all(v in self.of or _count(v) < count for v in tensors(eqn))
 
     def made(self, v: Value, to: Placement) -> Value | None:
         """A value that is made from nothing, or repeated, is made in parts rather than cut."""
@@ -50,3 +60,7 @@ class Makers:
             if not there and self.way(x, operands[-1]) is None:
                 return None
         return Choice(axes, tuple(operands), (to,), dict(to.marks))
+
+
+def _count(v: Value) -> int:
+    return prod(map(size_hint, v.shape))

@@ -268,8 +268,8 @@ class _Partitioner:
                     self.held[v] = [self.values.bring(v, back[v]), here]
         if is_view(eqn.op) and len(operands) == len(results) == 1 and results[0] not in self.pins:
             self.view_copies(eqn, rule, operands[0], eqn.out)
-        from_nothing = all(self.kinds[v] == "" for v in operands) and not drawn
-        if (rule.cheap or from_nothing) and len(results) == 1 and results[0] is not None:
+        made = not drawn and (all(self.kinds[v] == "" for v in operands) or self.makers.spreads(eqn, rule))
+        if (rule.cheap or made) and len(results) == 1 and results[0] is not None:
             self.makers.of[results[0]] = eqn, rule
 
     def choice(self, eqn: Equation, rule: Factors, operands: list[Value], results: list[Value | None]) -> Choice:
