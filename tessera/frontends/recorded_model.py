@@ -24,7 +24,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Source
 from tessera.ir.recurrent import RECURRENT
 from tessera.ops.op import keep_whole
-from tessera.torch_internals.exporting import as_if_exported, fake_arguments, is_program
+from tessera.torch_internals.exporting import as_if_exported, fake_arguments, is_layer, is_program
 from tessera.torch_internals.operators import OpOverload
 from tessera.torch_internals.padded_encoder import exported_encoders
 from tessera.torch_internals.shapes import asking_for_one, lines_by_folder
@@ -123,22 +123,24 @@ class _LocatedBuilder(Builder):
 
     @property
     def source(self) -> Source:  # type: ignore[override]
-        file, line, frame = "", 0, sys._getframe(1)
-        while frame is not None:
-            code = frame.f_code
-            if not file and is_program(code.co_filename, code.co_name):
+        file, line, module, frame = "", 0, "", sys._getframe(1)
+        while frame is not None and (code := frame.f_code) is not _OUTSIDE:
+            better = not file or (is_layer(file) and not is_layer(code.co_filename))
+            if better and is_program(code.co_filename, code.co_name):
                 file, line = code.co_filename, frame.f_lineno
-            if code is _CALL and (path := self.paths.get(id(frame.f_locals["self"]))) is not None:
-                return Source(file, line, path)
+            if code is _CALL and not module:
+                module = self.paths.get(id(frame.f_locals["self"]), "")
+            if file and not is_layer(file) and module:
+                break
             frame = frame.f_back
-        return Source(file, line)
+        return Source(file, line, module)
 
     @source.setter
     def source(self, _: Source) -> None:
         """It is where the program is."""
 
 
-_CALL = nn.Module._call_impl.__code__
+_CALL, _OUTSIDE = nn.Module._call_impl.__code__, _Held.forward.__code__
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from tessera.torch_internals import fake
 from tessera.torch_internals.lookup import owner_of, symbol
 from tessera.util.errors import CaptureError
 from tessera.util.files import PACKAGE
@@ -46,7 +47,12 @@ def _lines(tracer: object, frames: traceback.StackSummary) -> traceback.StackSum
 
 def is_program(file: str, function: str) -> bool:
     """Whether this is a line of the program, or of one of PyTorch's own modules."""
-    return function == "forward" if file.startswith(_LAYERS) else not file.startswith(_LIBRARIES)
+    return function == "forward" if is_layer(file) else not file.startswith(_LIBRARIES)
+
+
+def is_layer(file: str) -> bool:
+    """Whether this is a file of one of PyTorch's own modules: its lines tell less than the user's that call them."""
+    return file.startswith(_LAYERS)
 
 
 def line_at_fault(error: BaseException) -> str:
@@ -57,8 +63,8 @@ def line_at_fault(error: BaseException) -> str:
 
 @contextmanager
 def quiet_guards() -> Iterator[None]:
-    """While inside, nothing is logged or printed of sizes that do not stay open or that depend on data: an error says
-    so, and another attempt may follow."""
+    """While inside, nothing is logged or printed of sizes that do not stay open, depend on data or do not fit: an error
+    says so, and another attempt may follow."""
     before = [logger.disabled for logger in _LOGGERS]
     for logger in _LOGGERS:
         logger.disabled = True
@@ -72,7 +78,7 @@ def quiet_guards() -> Iterator[None]:
             logger.disabled = was
 
 
-_LOGGERS = [logging.getLogger(name) for name in ("torch._guards", "torch.fx.experimental.symbolic_shapes")]
+_LOGGERS = [logging.getLogger(name) for name in ("torch._guards", "torch.fx.experimental.symbolic_shapes", fake.LOGGER)]
 
 
 @contextmanager

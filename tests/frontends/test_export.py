@@ -13,6 +13,8 @@ from torch.export import Dim, ExportedProgram, export
 from torch.testing import assert_close
 
 import tessera
+from tessera.frontends.export import capture_export
+from tessera.frontends.export_model import exported_program, recorded_program
 from tessera.frontends.export_ranges import Sizes, narrower
 from tessera.torch_internals import pytree
 from tessera.util.config import override
@@ -357,3 +359,17 @@ def test_conditions_are_arithmetic_and_nothing_else() -> None:
     assert far is not None and far.shapes["x"][0].min == 30  # type: ignore[index]
     for guard in ("L['().__class__'].size()[0] > 1", "().__class__ != 1", "n.real > 0", "'a' < 'b'", "[n][0] > 0"):
         assert sizes(guard) is None
+
+
+def test_lines_are_the_users_also_where_pytorchs_modules_run() -> None:
+    model = Model(lambda m, x: m.linear(x).relu())
+    with torch.no_grad():
+        exported = capture_export(exported_program(model, (X,), {}, None)[0])
+    recorded = recorded_program(model, (X,), {}, None, "model")
+    assert recorded is not None
+    for captured in (exported.captured, recorded[0].captured):
+        linear, relu = captured.trace.equations
+        assert linear.source.module == "linear" and linear.source.file == relu.source.file == __file__
+        assert linear.source.line == relu.source.line == model.how.__code__.co_firstlineno
+    alone = capture_export(exported_program(nn.Sequential(nn.Linear(4, 4)), (X,), {}, None)[0])
+    assert alone.captured.trace.equations[0].source.file.endswith("linear.py")

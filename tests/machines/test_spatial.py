@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
 import tessera
@@ -23,6 +25,7 @@ def test_a_shipped_machine_names_a_source_for_every_number(name):
         dated = any(f" {year}" in source or f"{year}" in source for year in range(2014, 2027))
         assert source.startswith("assumed: ") or dated or "SCALE-Sim" in source, f"{name} {field}: {source}"
     assert m.assumptions
+    assert tomllib.loads(m.text)["sram"]["size"][0] in printed and tomllib.loads(m.text)["chip"]["clock"][0] in printed
 
 
 def test_published_peaks_follow_from_the_files():
@@ -56,6 +59,7 @@ def test_one_function_reads_all_machines(tmp_path):
         ("[vector]", "[vectors]", "line 16: vectors: unknown"),
         ('lanes = [32, "assumed: small"]', "", "line 16: vector.lanes: is missing"),
         (', "assumed: round"', "", "line 5: chip.clock: expected [value, \"source\"]"),
+        ('"assumed: round"', '"assumed"', "chip.clock: expected why it is assumed"),
         ('"assumed: round"', '" "', "chip.clock: expected [value, \"source\"]"),
         ("[2, 2]", "[2, 0]", "chip.grid: expected [rows, columns], each 1 or more"),
         ("[[[0, 0]]", "[[[2, 0]]", "host: expected places within 1 × 2×2; got [2, 0]"),

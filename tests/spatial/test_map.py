@@ -175,6 +175,8 @@ def test_a_program_is_read_edited_and_saved(tmp_path) -> None:
     assert "matrix" in program.core(0, 0)
     assert list(program.stages)[-1] == "listing"
     assert "up" in program.why("up")
+    # The line is the model's own, not that of PyTorch's Linear.
+    assert f"up nets.py:{MLP.forward.__code__.co_firstlineno + 1}" in program.why("up")
     with pytest.raises(MapError, match="modules are"):
         program.why("sideways")
     slower = program.edited(str(program).replace(f"end {program.cycles}", f"end {program.cycles + 1}"))

@@ -333,6 +333,12 @@ def test_sizes_that_depend_on_data_and_too_many_pairs_are_refused():
         map_onto(Many(lambda x: x.sort(-1).values), torch.randn(1, 1 << 17), machine=toy(1, 1))
 
 
+def test_arguments_that_do_not_fit_the_model_are_told_in_one_line(capfd):
+    with pytest.raises(CaptureError, match="does not capture Linear: a and b must have same reduction dim"):
+        map_onto(nn.Linear(6, 4), torch.randn(3, 7), machine="toy")
+    assert capfd.readouterr().err == ""
+
+
 def test_what_data_would_decide_is_told_in_one_line_with_its_place_and_a_way_out(capfd):
     ways = {
         "branch": lambda x: x + 1 if x.sum() > 0 else x - 1,

@@ -37,6 +37,7 @@ from tessera.ir.types import type_of
 from tessera.ops.op import keep_whole
 from tessera.torch_internals.autograd import BackwardState, set_grad_enabled
 from tessera.torch_internals.dynamo import TracingContext
+from tessera.torch_internals.exporting import is_layer
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode, detect_fake_mode
 from tessera.torch_internals.functorch import level_count, pop_levels
 from tessera.torch_internals.higher_order import CALLS_ON_COPIES, register_hook
@@ -365,7 +366,8 @@ def node_source(node: torch.fx.Node) -> Source:
     key = (text, module)
     if key not in _sources:
         lines = [place for place in _LINE.findall(text) if not place[0].startswith(OWN_FILE)]
-        file, line = lines[-1] if lines else ("", 0)
+        own = [place for place in lines if not is_layer(place[0])]
+        file, line = (own or lines or [("", 0)])[-1]
         _sources[key] = Source(file, int(line), _path(module))
     return _sources[key]
 

@@ -66,6 +66,8 @@ class _Reader:
     def value(self, table: str, of: Field[Any], pair: Any) -> Any:
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], str) or not pair[1].strip():
             self.refuse(table, of.name, f'expected [value, "source"]: a number and where it comes from, got {pair!r}')
+        if pair[1].strip(" :.").lower() == "assumed":
+            self.refuse(table, of.name, f'expected why it is assumed, "assumed: why"; got {pair[1]!r}')
         self.sources[f"{table}.{of.name}"] = pair[1]
         try:
             return of.metadata["form"](pair[0])

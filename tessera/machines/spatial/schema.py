@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any
@@ -45,6 +46,14 @@ WIDEST, LONGEST = (
     1 << 20,
     1 << 30,
 )  # of an array, or lanes; cycles of a way: listings hold their sums
+
+
+LABEL, SHOWN = 18, 10  # columns of the name of a field, and of a value, where it needs no more
+
+
+def _as_written(value: Any) -> str:
+    """A value with its unit, as the file has it."""
+    return ", ".join(f"{name} {of}" for name, of in value.items()) if isinstance(value, dict) else str(value)
 
 
 def _of(form: forms.Form, default: Any = MISSING) -> Any:
@@ -280,9 +289,12 @@ class SpatialMachine:
         return f"<SpatialMachine {self.key}: {self.name}, {self.chip_count} × {rows}×{columns} cores>"
 
     def __str__(self) -> str:
-        rows = [(name, str(self.value(name)), source) for name, source in self.sources.items()]
-        widths = [max(len(row[i]) for row in rows) for i in range(2)]
-        return "\n".join([self.name, *(f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in rows)])
+        tables = tomllib.loads(self.text)
+        rows = []
+        for name, source in self.sources.items():
+            table, _, of = name.partition(".")
+            rows.append((name, _as_written(tables[table][of][0]), source))
+        return "\n".join([self.name, *(f"  {a:<{LABEL}}  {b:<{SHOWN}}  {c}" for a, b, c in rows)])
 
     def value(self, name: str) -> Any:
         """Of a field by its name in the file, such as "sram.size"."""
