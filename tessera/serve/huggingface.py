@@ -206,9 +206,13 @@ def compare(model: PreTrainedModel, programs: Programs) -> None:
         places += [first + row for row in rows]
         name, given = programs.fill([work], rows)
         parts.append(programs.run(name, given)[: len(rows)].float())
-    with torch.no_grad():
-        theirs = model(input_ids=torch.tensor([tokens], device=programs.device), use_cache=False).logits[0, places]
-    theirs = theirs.float()
+    try:
+        with torch.no_grad():
+            out = model(input_ids=torch.tensor([tokens], device=programs.device), use_cache=False)
+    except Exception as error:  # whatever a model raises that cannot run: sizes of its config may not fit each other
+        told = " ".join(str(error).split())[:MESSAGE]
+        raise InputError(f"{type(model).__name__}: its own call fails: {type(error).__name__}: {told}") from error
+    theirs = out.logits[0, places].float()
     error = (torch.cat(parts) - theirs).abs().mean() / theirs.abs().mean()
     allowed = 1e-3 if model.dtype is torch.float32 else 0.1
     if not error <= allowed:
