@@ -2,18 +2,21 @@
 
 In: text. Out: a `Listing`, or a `ListingError` with the line and what was expected. What a line does not say in one of
 the forms of docs/machine.md is refused; nothing is executed. Equal columns are parsed once: pages repeat themselves.
+A page that shares the text of another one is read from that text, its own values in the holes (`shared.py`).
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NoReturn, TypeVar
 
 from tessera.machines.spatial import Core
 from tessera.spatial.listing.expression import NAME, Unread, read_ref, read_tree
 from tessera.spatial.listing.host import read_call
+from tessera.spatial.listing.shared import HOLES, LONGEST_LINE, MOST_SHARED, VALUES, Filling
 from tessera.spatial.listing.text import HEAD, NO_PORT
 from tessera.spatial.listing.types import (
     SIZES,
@@ -37,10 +40,11 @@ from tessera.spatial.listing.types import (
 )
 from tessera.util.errors import ListingError
 
-LONGEST_LINE = 20_000
 LONGEST = 1 << 31  # characters
 LARGEST = 10**15  # cycles, bytes, addresses
 _T = TypeVar("_T")
+_Text = TypeVar("_Text", str, list[str])
+_Line = TypeVar("_Line", Buffer, Instruction)
 
 _CELL = r"[^\s#]+(?: [^\s#]+)*"
 _INSTRUCTION = re.compile(
@@ -56,7 +60,9 @@ _SRAM = re.compile(
 _DRAM = re.compile(rf"dram +({NAME}) +{_TYPE} +chip ([0-9]{{1,6}}){_DATA} *")
 _PLACE = re.compile(rf"(input|output|host) +({NAME}) +{_TYPE} *")
 _CORE = re.compile(r"(?:([0-9]{1,6}):)?([0-9]{1,6}),([0-9]{1,6})")
-_PAGE = re.compile(r"core ((?:[0-9]{1,6}:)?[0-9]{1,6},[0-9]{1,6}) *(?:# ?(.*))?")
+_NAMED = r"((?:[0-9]{1,6}:)?[0-9]{1,6},[0-9]{1,6})"
+_PAGE = re.compile(rf"core {_NAMED} *(?:# ?(.*))?")
+_SHARED = re.compile(rf"core {_NAMED} as {_NAMED}({VALUES}) *(?:# ?(.*))?")
 _MACHINE = re.compile(r"machine ([\w.-]{1,100}) ([0-9a-f]{64}) *")
 _END = re.compile(r"end ([0-9]{1,15})(?: every ([0-9]{1,15}))? *")
 _SEND = re.compile(r"send (.+) to (.+)")
@@ -81,15 +87,20 @@ class _Parser:
         self.names: dict[str, tuple[tuple[str, ...], tuple[Route, ...]]] = {}
         self.units: dict[str, tuple[str, ...]] = {}
         self.types: dict[tuple[str, str], TensorType] = {}
+        self.pages: list[CorePage] = []
+        self.page: CorePage | None = None  # the one to which lines belong, and these lines
+        self.buffers: list[Buffer] = []
+        self.steps: list[Instruction] = []
+        self.written: dict[Core, CorePage] = {}  # pages that other cores may share
+        self.holes = Filling()  # of the page that is read
+        self.pieces: dict[int, list[str]] = {}  # of lines with holes, by number
+        self.characters = 0  # of lines that were filled, or stand for other cores
         self.number = 0
 
     def listing(self) -> Listing:
         machine = self.head()
         places: dict[str, list[tuple[str, TensorType]]] = {"input": [], "output": [], "host": []}
         drams: list[Dram] = []
-        pages: list[CorePage] = []
-        buffers: list[Buffer] = []
-        steps: list[Instruction] = []
         end: int | None = None
         every: int | None = None
         for number, line in enumerate(self.lines[2:], 3):
@@ -97,35 +108,40 @@ class _Parser:
             if len(line) > LONGEST_LINE:
                 self.refuse(f"lines of at most {LONGEST_LINE} characters", line)
             if line.startswith("  @"):
-                if not pages or end is not None:
+                if self.page is None:
                     self.refuse("instructions between a line `core row,column` and `end`", line)
-                steps.append(self.instruction(line))
+                self.steps.append(self.instruction(line))
             elif not (bare := line.partition("#")[0].rstrip()):
                 continue
             elif end is not None:
                 self.refuse("nothing after `end`", line)
             elif line.startswith("  sram"):
-                if not pages or steps:
+                if self.page is None or self.steps:
                     self.refuse("buffers between the line `core` and the first instruction", line)
-                buffers.append(self.buffer(bare))
+                self.buffers.append(self.buffer(line))
             elif match := _PAGE.fullmatch(line):
-                self.close(pages, buffers, steps)
-                pages.append(CorePage(read_core(match[1]), note=match[2] or "", line=number))
+                self.close()
+                self.page = CorePage(read_core(match[1]), note=match[2] or "", line=number)
+            elif match := _SHARED.fullmatch(line):
+                self.close()
+                self.pages.append(self.shared(*match.groups()))
             elif match := _END.fullmatch(bare):
-                self.close(pages, buffers, steps)
+                self.close()
                 end, every = int(match[1]), None if match[2] is None else int(match[2])
-            elif not pages and (match := _PLACE.fullmatch(bare)):
+            elif self.page or self.pages:
+                self.refuse("`core`, `core … as …` and values, `sram`, `@cycle` or `end`", line)
+            elif match := _PLACE.fullmatch(bare):
                 places[match[1]].append((match[2], self.type(match[3], match[4], least=match[1] == "host")))
-            elif not pages and (match := _DRAM.fullmatch(bare)):
+            elif match := _DRAM.fullmatch(bare):
                 source = self.read(read_ref, match[6]) if match[6] else None
                 of = self.type(match[2], match[3])
                 drams.append(Dram(match[1], of, int(match[4]), match[5] is not None, source, number))
             else:
-                self.refuse("`input`, `output`, `host`, `dram`, `core`, `sram`, `@cycle` or `end`", line)
+                self.refuse("`input`, `output`, `host`, `dram`, `core` or `end`", line)
         if end is None:
             raise _error(len(self.lines), "`end` and the program's duration; the file is cut off", "its end")
         inputs, outputs, hosted = map(tuple, places.values())
-        return Listing(*machine, inputs, outputs, tuple(pages), end, tuple(drams), hosted, every)
+        return Listing(*machine, inputs, outputs, tuple(self.pages), end, tuple(drams), hosted, every)
 
     def head(self) -> tuple[str, str]:
         if self.lines[0].rstrip() != HEAD:
@@ -135,16 +151,55 @@ class _Parser:
             raise _error(2, "`machine`, its name and the SHA-256 of its file", second)
         return match[1], match[2]
 
-    @staticmethod
-    def close(pages: list[CorePage], buffers: list[Buffer], steps: list[Instruction]) -> None:
+    def close(self) -> None:
         """Put what was read into the page that it belongs to."""
-        if pages:
-            last = pages[-1]
-            pages[-1] = CorePage(last.core, tuple(buffers), tuple(steps), last.note, last.line)
-        buffers.clear()
-        steps.clear()
+        if self.page is not None:
+            self.pages.append(replace(self.page, buffers=tuple(self.buffers), instructions=tuple(self.steps)))
+            self.written[self.page.core] = self.pages[-1]
+        self.page, self.buffers, self.steps = None, [], []
+
+    def shared(self, core: str, other: str, told: str, note: str | None) -> CorePage:
+        """The page of a core, from the text of another one's; without a word, its note is that as well."""
+        number, self.holes = self.number, self.read(Filling, told)
+        if (first := self.written.get(read_core(other))) is None:
+            self.refuse("the page of the other core to be written out before", f"core {core} as {other}")
+        try:
+            buffers = tuple(self.again(first.buffers, self.buffer))
+            steps = tuple(self.again(first.instructions, self.instruction))
+        except ListingError as error:
+            raise ListingError(f"line {number}: core {core} as {other}: {error}") from None
+        self.number = number
+        if self.holes.left:
+            self.refuse(f"values that the page of {other} has holes for", " ".join(sorted(self.holes.left)))
+        self.holes = Filling()
+        return CorePage(read_core(core), buffers, steps, first.note if note is None else note, number)
+
+    def again(self, lines: tuple[_Line, ...], read: Callable[[str], _Line]) -> Iterator[_Line]:
+        """What has no hole is the same on all cores."""
+        for of in lines:
+            self.number = of.line
+            text = self.lines[of.line - 1]
+            if "{" in text:
+                yield read(text)
+            else:
+                self.count(text)
+                yield of
+
+    def filled(self, line: str) -> str:
+        if (pieces := self.pieces.get(self.number)) is None:
+            pieces = self.pieces[self.number] = HOLES.split(line)
+        text = self.read(self.holes.line, pieces)
+        self.count(text)
+        return text
+
+    def count(self, text: str) -> None:
+        self.characters += len(text)
+        if len(text) > LONGEST_LINE or self.characters > MOST_SHARED:
+            self.refuse(f"lines of at most {LONGEST_LINE} characters, {MOST_SHARED} on pages that are shared", text)
 
     def instruction(self, line: str) -> Instruction:
+        if "{" in line:
+            line = self.filled(line)
         match = _INSTRUCTION.fullmatch(line) or _INSTRUCTION.fullmatch(line.partition("#")[0])
         if match is None:
             self.refuse(
@@ -169,7 +224,9 @@ class _Parser:
         )
 
     def buffer(self, line: str) -> Buffer:
-        if (match := _SRAM.fullmatch(line)) is None:
+        if "{" in line:
+            line = self.filled(line)
+        if (match := _SRAM.fullmatch(line) or _SRAM.fullmatch(line.partition("#")[0])) is None:
             self.refuse("`sram  name  type[shape]  0xADDRESS +size  from..to` or `always`, ` = tensor[slices]`", line)
         name, dtype, shape, address, size, always, begin, end, turns, state, source = match.groups()
         lifetime = None if always else (int(begin), int(end))
@@ -201,7 +258,7 @@ class _Parser:
             self.refuse("sizes that are each 1 or more", f"[{shape}]"[:100])
         return known
 
-    def read(self, reader: Callable[[str], _T], text: str) -> _T:
+    def read(self, reader: Callable[[_Text], _T], text: _Text) -> _T:
         try:
             return reader(text)
         except Unread as error:

@@ -1,12 +1,17 @@
-"""Listings printed. In: a `Listing`. Out: its text, in columns; `parse.parse` gives the same listing again."""
+"""Listings printed. In: a `Listing`. Out: its text, in columns; `parse.parse` gives the same listing again.
+
+Pages that are alike share their text where that makes the listing shorter (`shared.py`).
+"""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
 from tessera.machines.spatial.schema import INFIX
 from tessera.spatial.listing.host import call_text
+from tessera.spatial.listing.shared import LONGEST_LINE, MOST_SHARED, alike, shared
 from tessera.spatial.listing.types import (
     Action,
     Buffer,
@@ -33,18 +38,54 @@ from tessera.spatial.listing.types import (
 
 HEAD = "tessera spatial listing 1"
 NO_PORT = "-"  # of what touches no memory of the core
+_NUMBERED = re.compile(r":\d+$")
 _LEVEL = {"add": 2, "sub": 2, "mul": 3, "div": 3}  # comparisons are 1
 
 
-def print_listing(listing: Listing) -> str:
+def print_listing(listing: Listing, share: bool = True) -> str:
+    """With `share=False` every core has a page written out."""
     lines = [HEAD, f"machine {listing.machine} {listing.sha256}"]
     lines += [f"input   {name} {of}" for name, of in listing.inputs]
     lines += [f"output  {name} {of}" for name, of in listing.outputs]
     lines += [f"host    {name} {of}" for name, of in listing.hosted]
     lines += [f"dram    {_dram(of)}" for of in listing.drams]
-    for page in listing.pages:
-        lines += ["", print_page(page)]
+    pages = _pages(listing.pages) if share else list(map(print_page, listing.pages))
+    for before, page in zip(["\n", *pages], pages, strict=False):
+        lines += [page] if "\n" not in before + page else ["", page]
     return "\n".join([*lines, f"end {listing.end}{every_text(listing.every)}", ""])
+
+
+def _pages(pages: Sequence[CorePage]) -> list[str]:
+    """The text of each; of one that shares the text of another, a line."""
+    rows = [_rows(page) for page in pages]
+    texts = [_text(page, of) for page, of in zip(pages, rows, strict=True)]
+    kinds: dict[tuple, list[int]] = {}  # only pages of the same kind can be alike
+    for number, page in enumerate(pages):
+        kinds.setdefault((len(page.buffers), *(type(of.action) for of in page.instructions)), []).append(number)
+    left = MOST_SHARED
+    for kind in kinds.values():
+        for numbers, group in alike({number: "\n".join(map("\t".join, rows[number])) for number in kind}):
+            together = _shared([pages[number] for number in numbers], group)
+            plain = sum(len(texts[number]) for number in numbers)
+            much = plain + sum(len(together[0]) for _ in together)  # at most what is read for it
+            if together and sum(map(len, together)) < plain and much <= left:
+                left -= much
+                for number, text in zip(numbers, together, strict=True):
+                    texts[number] = text
+    return texts
+
+
+def _shared(pages: Sequence[CorePage], group: Sequence[Sequence[str]]) -> list[str]:
+    """The page of the first core, and a line for each other one; nothing where a line is too long."""
+    if (found := shared(group)) is None:
+        return []
+    body, values = found
+    first, *others = pages
+    texts = [_text(first, [row.split("\t") for row in body.split("\n")])]
+    for page, of in zip(others, values, strict=True):
+        note = "" if page.note == first.note else f"  # {page.note}"
+        texts.append(f"core {page.core} as {first.core}  {of}".rstrip() + note)
+    return texts if max(len(line) for text in texts for line in text.split("\n")) <= LONGEST_LINE else []
 
 
 def every_text(every: int | None) -> str:
@@ -52,11 +93,17 @@ def every_text(every: int | None) -> str:
 
 
 def print_page(page: CorePage) -> str:
+    return _text(page, _rows(page))
+
+
+def _rows(page: CorePage) -> list[Sequence[str]]:
+    return [*map(_buffer, page.buffers), *map(_instruction, page.instructions)]
+
+
+def _text(page: CorePage, rows: Sequence[Sequence[str]]) -> str:
     note = f"  # {page.note}" if page.note else ""
-    rows = [_buffer(buffer) for buffer in page.buffers]
-    steps = [_instruction(instruction) for instruction in page.instructions]
-    sram = [f"  sram  {line}" for line in _columns(rows)]
-    return "\n".join([f"core {page.core}{note}", *sram, *(f"  {line}" for line in _columns(steps))])
+    sram = [f"  sram  {line}" for line in _columns(rows[: len(page.buffers)])]
+    return "\n".join([f"core {page.core}{note}", *sram, *(f"  {line}" for line in _columns(rows[len(page.buffers) :]))])
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -91,12 +138,13 @@ def _instruction(of: Instruction) -> tuple[str, ...]:
     took = f"{of.times} × {of.duration // of.times}" if of.times > 1 else str(of.duration)
     routes = " ".join(">".join(map(str, route)) for route in of.routes)
     names = " ".join([*of.ports, *(["link", routes] if routes else [])]) or NO_PORT
-    last = _word(of.source) if re.search(r":\d+$", of.source) else ""
+    last = _word(of.source) if _NUMBERED.search(of.source) else ""
     return f"@{of.start}", "+".join(of.units), action_text(of.action), took, names, _word(of.module), last
 
 
+@functools.lru_cache(1 << 12)
 def _word(text: str) -> str:
-    return re.sub(r"[\s#]+", "_", text)
+    return re.sub(r"[\s#{}\0]+", "_", text)
 
 
 def action_text(action: Action) -> str:

@@ -12,7 +12,7 @@ import gzip
 import json
 from pathlib import Path
 
-from tessera.spatial.listing import parse
+from tessera.spatial.listing import parse, print_listing
 from tessera.spatial.program import SpatialProgram
 from tessera.spatial.simulator.judge import Judged, judge
 from tessera.spatial.simulator.timeline import events
@@ -58,13 +58,18 @@ def data(program: SpatialProgram, judged: Judged) -> dict[str, object]:
         "links": {name: round(share, 4) for (kind, _, name), share in seen.busy.items() if kind == "link"},
         "critical": [[work.step.of.line, kind] for work, kind in path],
         "sources": [[name, str(machine.value(name)), source] for name, source in machine.sources.items()],
-        "stages": {name: text.splitlines() for name, text in program.stages.items()},
+        "stages": {name: text.splitlines() for name, text in (program.stages | {"listing": _listing(program)}).items()},
     }
 
 
+def _listing(program: SpatialProgram) -> str:
+    """Every instruction of every core has a line of its own."""
+    return print_listing(program.listing, share=False)
+
+
 def _judged(program: SpatialProgram) -> Judged:
-    """Of the listing as it is printed: its instructions know their lines."""
-    return judge(parse(program.stages["listing"]), program.machine)
+    """Of the listing as the page shows it: its instructions know their lines."""
+    return judge(parse(_listing(program)), program.machine)
 
 
 def _packed(values: dict[str, object]) -> str:
