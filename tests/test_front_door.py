@@ -82,7 +82,10 @@ def test_reprs_are_short(deep):
     found = tessera.stages(deep)
     assert len(repr(found[0])) < 80 and len(repr(found[0].trace)) < 80
     assert len(repr(found)) < 100 * len(found)
-    assert repr(tessera.explain(deep)) == str(tessera.explain(deep))
+    told = tessera.explain(deep)
+    assert repr(told) == str(told)
+    (graph,) = told.graphs
+    assert all(len(repr(part)) < 160 for part in (graph, *graph.regions, *graph.unfused))
     assert "<pre" in tessera.explain(deep)._repr_html_()
     shown = tessera.report(deep)
     assert len(repr(shown)) < 200 and shown._repr_html_().startswith("<iframe")
@@ -233,6 +236,11 @@ def test_options_that_make_no_sense_are_named():
         "executors: expected a list": lambda: tessera.jit(model, executors=3),
         "claims": lambda: tessera.register_executor("nonsense", torch.sin),
         "dynamic": lambda: tessera.jit(model, dynamic="yes"),
+        "strict": lambda: tessera.jit(model, strict="yes"),
+        "name: expected a name": lambda: tessera.register_executor(3, {}),
+        "memory_budget: expected a size": lambda: tessera.jit(model, memory_budget="eight"),
+        "optimizer: expected": lambda: tessera.train_step(model, None, None),
+        "args: expected a tuple": lambda: tessera.export(model, torch.ones(2), "model.tess"),
     }
     for told, mistake in mistakes.items():
         with pytest.raises(OptionError, match=told):
@@ -290,14 +298,32 @@ def logged_by(logger: str, run: Callable[[], object]) -> str:
 
 
 def test_shapes_that_do_not_fit_are_told_as_eager_tells_them():
-    """Without a log of fake tensors before."""
+    """Without a log of fake tensors before, and without Dynamo's error, of which it would be told as another."""
 
     def run() -> None:
-        torch._dynamo.reset()
-        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
-            tessera.jit(nn.Linear(3, 3))(torch.ones(2, 4))
+        for model in (nn.Linear(3, 3), nn.Linear(3, 3).forward):
+            torch._dynamo.reset()
+            with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as error:
+                tessera.jit(model)(torch.ones(2, 4))
+            assert error.value.__context__ is None
 
-    assert "failed while attempting to run meta" not in logged_by("torch._subclasses.fake_tensor", run)
+    assert not logged_by("torch._subclasses.fake_tensor", run)
+
+
+def test_shapes_that_do_not_fit_in_a_transform_or_an_edit_are_not_logged(tmp_path):
+    torch._dynamo.reset()
+    fast, path = tessera.jit(lambda x: x.sin()), tmp_path / "f.py"
+    fast(torch.ones(2, 3))
+    tessera.stages(fast)["captured"].save(str(path))
+    path.write_text(path.read_text().replace("aten.sin(x)", "aten.mm(x, x)"))
+
+    def run() -> None:
+        with pytest.raises(EditError, match="expected arguments that the operator takes"):
+            tessera.edit(fast, str(path))
+        with pytest.raises(RuntimeError, match="mat1 and mat2|size mismatch|reduction dim"):
+            tessera.grad(lambda x: (x @ x).sum())(torch.ones(2, 4))
+
+    assert not logged_by("torch._subclasses.fake_tensor", run)
 
 
 @pytest.mark.parametrize("how", ["jit", "train_step"])

@@ -234,6 +234,8 @@ def register_executor(
     those of higher `priority` earlier; `before="aten"` puts one right in front of another. `vjp` gives an
     operator another derivative, `vjp(ct, y, *args) -> one gradient an argument` over tensors.
     """
+    if not isinstance(name, str) or not name:
+        raise OptionError(f"name: expected a name such as 'mine', got {name!r}")
     for option, table in (("claims", claims), ("vjp", vjp or {})):
         if not isinstance(table, Mapping):
             raise OptionError(f"{option}: expected operators and functions such as {{'aten.gelu': fn}}, got {table!r}")

@@ -74,7 +74,7 @@ def _asked(
     """The model as a module, the names of its positional arguments, what to capture it with, and its sizes as PyTorch
     wants them."""
     if not isinstance(args, tuple):
-        raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
+        raise OptionError(f"args: expected a tuple of arguments, got {type(args).__name__}")
     names = _names(model, len(args))
     given = {**dict(zip(names, args, strict=True)), **kwargs}
     shapes = dynamic_shapes(dynamic, given)

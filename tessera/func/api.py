@@ -346,5 +346,7 @@ def while_loop(cond_fn: Callable, body_fn: Callable, carried_inputs: tuple) -> t
 def scan(combine_fn: Callable, init: object, xs: object, *, dim: int = 0, reverse: bool = False) -> tuple:
     """`carry, y = combine_fn(carry, x)` for every slice x of `xs` along `dim`; the last carry and all y, stacked."""
     if elsewhere():
+        if control.empty(pytree.tree_leaves(xs), dim):  # which PyTorch refuses
+            return control.over_nothing(combine_fn, init, xs, dim)
         return torch_scan(combine_fn, init, xs, dim=dim, reverse=reverse)
     return control.scan(combine_fn, init, xs, dim=dim, reverse=reverse)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.inspection.memory import Memory
+from tessera.util.units import counted
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,9 @@ class RegionReport:
     lines: tuple[str, ...]  # the user's lines it comes from
     why: str = ""
 
+    def __repr__(self) -> str:
+        return f"<RegionReport {self.executor}: {_few(self.operators)}>"
+
 
 @dataclass(frozen=True)
 class UnfusedReport:
@@ -27,6 +31,9 @@ class UnfusedReport:
     results: tuple[str, ...]
     operators: tuple[str, ...]
     lines: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<UnfusedReport: {_few(self.operators)}>"
 
 
 @dataclass(frozen=True)
@@ -62,3 +69,11 @@ class GraphReport:
     mesh: tuple[str, ...] = ()  # what ranks send, by axis, and what was gathered for want of a rule
     blocks: tuple[str, ...] = ()  # blocks that were traced by themselves though others look alike, and why
     cuda_graph: str = ""  # how often the program was captured and replayed, or why it is not
+
+    def __repr__(self) -> str:
+        return f"<GraphReport of {self.name}: {counted(self.operators, 'operator')}>"
+
+
+def _few(operators: tuple[str, ...]) -> str:
+    first = ", ".join(operators[:3])
+    return first if len(operators) <= 3 else f"{first} and {len(operators) - 3} more"

@@ -105,6 +105,8 @@ def jit(
         raise OptionError(f"expected a module, got the class {fn.__name__}: make one first, such as {fn.__name__}(…)")
     if dynamic not in (None, True, False):
         raise OptionError(f"dynamic: expected True, False or None, got {dynamic!r}")
+    if strict not in (None, True, False):
+        raise OptionError(f"strict: expected True, False or None, got {strict!r}")
     if buckets is not None and not isinstance(buckets, Buckets):
         raise OptionError(f"buckets: expected a tessera.Buckets, got {type(buckets).__name__}")
     how = frontend or config.frontend

@@ -79,8 +79,8 @@ class Compiled:
         if changed:
             self.call = call or self.anew()
 
-    def recover(self, error: Exception, args: tuple, kwargs: dict) -> object:
-        """Dynamo itself failed. If none of the user's code has run yet, the call runs eagerly instead."""
+    def recover(self, error: Exception) -> Callable:
+        """Dynamo itself failed. If none of the user's code has run yet, what this gives runs the call eagerly."""
         strict = self.backend.strict if isinstance(self.backend, Backend) else None
         if isinstance(error, AssertionError) and not _of_dynamo(error):
             raise error
@@ -92,7 +92,7 @@ class Compiled:
             self.backend.graphs.append(self.backend.next_record(eager_reason=reason))
         if self.failures >= 3:  # Dynamo would try, and fail, at every call
             self.call = self.fn
-        return self.fn(*args, **kwargs)
+        return self.fn
 
     def compilations(self) -> list[Compilation]:
         if isinstance(self.backend, Dispatcher):
@@ -130,7 +130,8 @@ def _compiled_function(fn: Callable, state: Compiled) -> Callable:
         try:
             return state.call(*args, **kwargs)
         except DYNAMO_ERRORS as error:
-            return state.recover(error, args, kwargs)
+            eager = state.recover(error)
+        return eager(*args, **kwargs)  # out here, so that what eager raises does not tell of Dynamo's error too
 
     state.owner = compiled
     compiled.__tessera__ = state  # type: ignore[attr-defined]
@@ -173,7 +174,8 @@ class _ModuleCall:
         try:
             return state.call(*args, **kwargs)
         except DYNAMO_ERRORS as error:
-            return state.recover(error, args, kwargs)
+            eager = state.recover(error)
+        return eager(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict) -> torch.nn.Module:
         state = _states[id(self)]

@@ -46,5 +46,5 @@ class Options:
             policy = "cheap" if any(isinstance(e, FusionExecutor) for e in in_order(names)) else "views"
         graph = cuda_graph if isinstance(cuda_graph, str) else "on" if cuda_graph else "off"
         histories = Histories(recipe.length) if recipe is not None and recipe.history == "delayed" else None
-        size = None if budget is None else parse_bytes(budget)
+        size = None if budget is None else parse_bytes(budget, "memory_budget")
         return Options(names, policy, size, graph, where, recipe, histories)

@@ -187,7 +187,7 @@ def _clips(norm: float | None, value: float | None) -> dict[str, float]:
 
 def _check_optimizer(optimizer: object) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise OptionError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        raise OptionError(f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if wants_closure(optimizer):
         raise OptionError(
             f"expected an optimizer that steps once a batch, got {type(optimizer).__name__}, whose step wants a "

@@ -74,12 +74,12 @@ def _check_choice(name: str, value: object) -> None:
         raise OptionError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}")
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, option: str) -> int:
     """'8GB' -> 8_000_000_000, '512MiB' -> 536_870_912; a number stays as it is."""
     units = {"k": 1, "m": 2, "g": 3, "t": 4, "": 0}
     match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([kmgt]?)(i?)b?\s*", str(text), re.IGNORECASE)
     if isinstance(text, bool) or match is None:
-        raise OptionError(f"expected a size such as '8GB' or '512MiB', got {text!r}")
+        raise OptionError(f"{option}: expected a size such as '8GB' or '512MiB', got {text!r}")
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** units[unit.lower()])
 
@@ -93,7 +93,7 @@ def check_flags(flags: dict[str, object]) -> None:
             raise OptionError(f"{name}: expected {known[name].__name__}, got {value!r}")
         _check_choice(name, value)
         if name in BYTES and value:
-            parse_bytes(value)  # type: ignore[arg-type]
+            parse_bytes(value, name)  # type: ignore[arg-type]
 
 
 config = Config()

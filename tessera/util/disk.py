@@ -88,7 +88,7 @@ def store(kind: str, key: str, data: bytes) -> bool:
             os.unlink(temporary)
         return False
     if next(_stored) % TRIM_EVERY == 0 and config.cache_size:
-        trim(parse_bytes(config.cache_size))
+        trim(parse_bytes(config.cache_size, "cache_size"))
     return True
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import tessera
-from tessera.util.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -133,8 +132,24 @@ def test_a_traced_claim_keeps_its_error_and_its_words() -> None:
         fast(torch.tensor(7))
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, tessera.jit(frontend="functional")], ids=["plain", "functional"])
-def test_a_scan_over_nothing_is_refused(wrap: Callable) -> None:
-    fast = wrap(lambda carry, xs: tessera.scan(lambda c, x: (c + x, c * 2), carry, xs))
-    with pytest.raises(InputError, match="at least one slice"):
-        fast(torch.ones(3), torch.ones(0, 3))
+@pytest.mark.parametrize("wrap", [lambda f: f, tessera.jit, tessera.jit(frontend="functional"), tessera.vmap])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_over_nothing_gives_what_it_began_with(wrap: Callable, reverse: bool) -> None:
+    def fn(carry: torch.Tensor, xs: torch.Tensor) -> tuple:
+        return tessera.scan(lambda c, x: (c + x, (c * 2, c.sum().int())), carry, xs, dim=-1, reverse=reverse)
+
+    batch = (3,) if wrap is tessera.vmap else ()
+    carry, xs = torch.ones(*batch, 4), torch.ones(*batch, 4, 0)
+    last, (doubled, sums) = wrap(fn)(carry, xs)
+    assert torch.equal(last, carry) and doubled.shape == xs.shape
+    assert sums.shape == (*batch, 0) and sums.dtype == torch.int32
+
+
+def test_a_scan_over_nothing_has_a_gradient() -> None:
+    def loss(carry: torch.Tensor, xs: torch.Tensor) -> torch.Tensor:
+        return tessera.scan(lambda c, x: (c * x, c), carry, xs)[0].square().sum()
+
+    assert torch.equal(tessera.grad(loss)(torch.ones(3), torch.ones(0, 3)), torch.full((3,), 2.0))
+    carry = torch.ones(3, requires_grad=True)
+    tessera.jit(loss)(carry, torch.ones(0, 3)).backward()
+    assert torch.equal(carry.grad, torch.full((3,), 2.0))

@@ -32,7 +32,8 @@ def calling_line() -> str:
 class _SaidElsewhere(logging.Filter):
     """Keeps back what PyTorch logs of a call of ours, at length, and what is said elsewhere in fewer words.
 
-    - The shapes of a call do not fit. The call then runs eagerly, and eager PyTorch raises the same in one line.
+    - The shapes of a call, of a transform's function or of an edit do not fit. The call then runs eagerly, and eager
+      PyTorch raises the same in one line; the others raise it themselves.
     - A graph ends at a line such as `.item()`. `explain` names the line, and what to do about it.
     """
 
@@ -45,6 +46,6 @@ class _SaidElsewhere(logging.Filter):
         return True
 
 
-_COMPILES = tuple(os.path.join(PACKAGE, folder, "") for folder in ("just_in_time", "training"))
+_COMPILES = tuple(os.path.join(PACKAGE, folder, "") for folder in ("just_in_time", "training", "func", "inspection"))
 for _name in (fake.LOGGER, *dynamo.BREAK_LOGGERS):
     logging.getLogger(_name).addFilter(_SaidElsewhere())

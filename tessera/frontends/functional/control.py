@@ -47,8 +47,8 @@ def scan(combine_fn: Callable, init: object, xs: object, *, dim: int = 0, revers
     leaves, spec = pytree.tree_flatten(xs)
     if not leaves:
         raise InputError("scan: expected at least one tensor to go through, got none")
-    if any(type(x.shape[dim]) is int and x.shape[dim] == 0 for x in leaves):
-        raise InputError("scan: expected at least one slice to go through, got none")
+    if empty(leaves, dim):
+        return over_nothing(combine_fn, init, xs, dim)
     xs = pytree.tree_unflatten([x.movedim(dim, 0) for x in leaves], spec)
     recorder = recording()
     if recorder is not None:
@@ -56,6 +56,20 @@ def scan(combine_fn: Callable, init: object, xs: object, *, dim: int = 0, revers
     else:
         carry, ys = _eager_scan(combine_fn, init, xs, reverse)
     return carry, pytree.tree_map(lambda y: y.movedim(0, dim), ys)
+
+
+def empty(xs: Sequence[torch.Tensor], dim: int) -> bool:
+    """Is there no slice to go through?"""
+    return any(type(x.shape[dim]) is int and x.shape[dim] == 0 for x in xs)
+
+
+def over_nothing(combine_fn: Callable, init: object, xs: object, dim: int) -> tuple:
+    """A scan without a slice. What the results would be made of is seen on a slice of zeros."""
+    leaves, spec = pytree.tree_flatten(xs)
+    with torch.no_grad():
+        row = pytree.tree_unflatten([x.movedim(dim, 0).new_zeros(x.movedim(dim, 0).shape[1:]) for x in leaves], spec)
+        _, y = combine_fn(init, row)
+    return init, pytree.tree_map(lambda y: y.new_empty((0, *y.shape)).movedim(0, dim), y)
 
 
 def _eager_scan(combine_fn: Callable, init: object, xs: object, reverse: bool) -> tuple:
@@ -66,7 +80,7 @@ def _eager_scan(combine_fn: Callable, init: object, xs: object, reverse: bool) -
         carry, y = combine_fn(carry, pytree.tree_unflatten([x[t] for x in leaves], spec))
         row, out_spec = pytree.tree_flatten(y)
         rows.append(row)
-    assert out_spec is not None, "there is at least one slice"
+    assert out_spec is not None, "`over_nothing` serves what has no slice"
     columns = zip(*(reversed(rows) if reverse else rows), strict=True)
     return carry, pytree.tree_unflatten([torch.stack(c) for c in columns], out_spec)
 
