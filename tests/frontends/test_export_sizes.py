@@ -201,3 +201,17 @@ def test_a_table_ends_an_open_range(length: int, tmp_path: Path) -> None:
             torch.testing.assert_close(run(x), net(x))
         with pytest.raises(InputError, match="expected length from"):
             run(torch.randn(1, 17, 4))
+
+
+def test_a_number_that_a_size_decides_is_asked_for(tmp_path: Path) -> None:
+    """A tensor made of a size alone reads no argument, and yet no two calls agree on it."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        count = torch.tensor(min(x.shape[0], 9)).item()
+        torch._check(count >= 0)
+        return x[:count] * count
+
+    tessera.export(fn, (torch.ones(4, 3),), tmp_path / "m.tess", dynamic={"x": {0: "rows"}})
+    run = tessera.load(tmp_path / "m.tess")
+    for rows in (4, 2, 12):
+        assert torch.equal(run(torch.ones(rows, 3)), fn(torch.ones(rows, 3)))
