@@ -191,7 +191,8 @@ class Arguments:
 
         def named(n: int, known: Known) -> None:
             if n < low or (high is not None and n > high):
-                raise InputError(f"{where}: expected {name} from {low} to {told_bound(high)}, got {n}")
+                told = f"{where}: expected {name} from {low} to {told_bound(high)}, got {n}"
+                raise InputError(f"{told}; {ALONE}" if n == 1 and low == 2 else told)
             if known.setdefault(name, n) != n:
                 raise InputError(f"{where}: expected {name} = {known[name]}, the size of another argument, got {n}")
 
@@ -261,6 +262,10 @@ def told(x: object) -> str:
         return repr(x)[:80]
     layout = "" if x.layout is torch.strided else f" ({str(x.layout).removeprefix('torch.')})"
     return f"{str(x.dtype).removeprefix('torch.')}[{', '.join(map(str, x.shape))}]{layout} on {x.device}"
+
+
+# Programs begin with 2 where nobody said so because the model asks whether a size is 1.
+ALONE = "a model that computes for 1 in a way of its own is exported for that size as another entry"
 
 
 def told_bound(high: int | None) -> str:

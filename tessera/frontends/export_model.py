@@ -13,7 +13,7 @@ from inspect import Parameter
 import torch
 from torch.export import ExportedProgram
 
-from tessera.frontends.export_ranges import Sizes, narrower
+from tessera.frontends.export_ranges import Sizes, narrower, without_one
 from tessera.frontends.export_sizes import dynamic_shapes, grown
 from tessera.frontends.open_loops import rewritten
 from tessera.frontends.recorded_model import RecordedModel, recorded_model
@@ -102,7 +102,13 @@ def _signed(fn: Callable, names: tuple[str, ...]) -> Callable:
 
 
 def _reason(error: Exception) -> str:
-    """Why a program is not captured; what PyTorch says of a value that it does not know runs over many lines."""
+    """Why a program is not captured; what PyTorch says of sizes, and of values that it does not know, runs over many
+    lines."""
+    if names := without_one(str(error)):
+        return (
+            f"it computes for {' and for '.join(f'{n} = 1' for n in names)} in a way of its own: expected a range that "
+            "begins with 2; an example of that size makes a program for it alone, as another entry"
+        )
     if "data-dependent" not in str(error):
         return str(error)
     return (

@@ -19,6 +19,7 @@ from tessera.torch_internals import pytree
 _RANGE = re.compile(r"(\w+) = Dim\('\1'.*\)")
 _MOST = re.compile(r"Not all values of (\w+) = .* in the specified range (?:(\d+) <= )?\1 <= (\d+) satisfy .* != \3\.")
 _GUARD = re.compile(r"Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*?)\.?")
+_NOT_ONE = re.compile(r"  - Not all values of (\w+) = .* satisfy the generated guard .* != 1\.")
 _NUMBER = re.compile(r"\b[1-9]\d{0,8}\b")
 _VIOLATION = "  - "  # what a line about a size begins with
 _LEAST = 64  # where an open range may begin
@@ -38,6 +39,14 @@ def narrower(message: str, sizes: Sizes, dynamic: object) -> Sizes | None:
     if suggested is not None:
         return Sizes(suggested, sizes.deferred)
     return None if sizes.deferred else _from_somewhere_on(message, sizes.shapes, dynamic)
+
+
+def without_one(message: str) -> list[str]:
+    """The sizes whose whole range is refused because the program computes for 1 in a way of its own; none where it is
+    refused for something else too."""
+    lines = [line for line in message.splitlines() if line.startswith(_VIOLATION)]
+    found = [match[1] for line in lines if (match := _NOT_ONE.fullmatch(line))]
+    return sorted(set(found)) if len(found) == len(lines) else []
 
 
 def _suggested(message: str, shapes: object, dynamic: object) -> object:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Equation, Value
+from tessera.ir.equation import Equation, Value, symbols_in
 from tessera.ir.interp import run
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -49,6 +49,8 @@ def decided(builder: Builder, v: Value) -> torch.Tensor | None:
 
 def _plain(eqn: Equation) -> bool:
     if not isinstance(eqn.op, OpOverload) or has_effect(eqn):
+        return False
+    if symbols_in((eqn.args, eqn.kwargs)):  # the sizes of an argument decide it
         return False
     types = [v.type for v in eqn.results()]
     return all(isinstance(t, TensorType) and not t.is_symbolic and _here(t) for t in types)

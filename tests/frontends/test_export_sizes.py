@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tessera
 from tessera.torch_internals import pytree
-from tessera.util.errors import InputError, OptionError
+from tessera.util.errors import CaptureError, InputError, OptionError
 
 Named = collections.namedtuple("Named", "first second")  # noqa: PYI024
 
@@ -201,3 +201,33 @@ def test_a_table_ends_an_open_range(length: int, tmp_path: Path) -> None:
             torch.testing.assert_close(run(x), net(x))
         with pytest.raises(InputError, match="expected length from"):
             run(torch.randn(1, 17, 4))
+
+
+def test_a_number_that_a_size_decides_is_asked_for(tmp_path: Path) -> None:
+    """A tensor made of a size alone reads no argument, and yet no two calls agree on it."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        count = torch.tensor(min(x.shape[0], 9)).item()
+        torch._check(count >= 0)
+        return x[:count] * count
+
+    tessera.export(fn, (torch.ones(4, 3),), tmp_path / "m.tess", dynamic={"x": {0: "rows"}})
+    run = tessera.load(tmp_path / "m.tess")
+    for rows in (4, 2, 12):
+        assert torch.equal(run(torch.ones(rows, 3)), fn(torch.ones(rows, 3)))
+
+
+def test_a_size_of_1_that_a_model_treats_in_its_own_way_is_told(tmp_path: Path) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] == 1 else x.cumsum(0)
+
+    def export(size: object) -> None:
+        tessera.export(fn, (torch.ones(4, 3),), tmp_path / "m.tess", dynamic={"x": {0: size}})
+
+    with pytest.raises(CaptureError, match="for rows = 1 in a way of its own: expected a range that begins with 2"):
+        export(("rows", 1, 64))
+    export("rows")
+    run = tessera.load(tmp_path / "m.tess")
+    assert torch.equal(run(torch.ones(2, 3)), fn(torch.ones(2, 3)))
+    with pytest.raises(InputError, match="rows from 2 to any size, got 1; a model that computes for 1 in a way of"):
+        run(torch.ones(1, 3))
