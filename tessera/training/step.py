@@ -229,8 +229,8 @@ def train_step(
 
     loss_fn        `loss_fn(model, *batch)` gives the loss, a tuple that starts with it or a dict with a "loss"; None:
                    the model itself gives it
-    optimizer      torch.optim.SGD, Adam, AdamW, RMSprop, Adadelta, Adamax, RAdam or tessera.optim.Lion; another one runs
-                   its own step after a compiled backward. State and counters stay the optimizer's
+    optimizer      torch.optim.SGD, Adam, AdamW, RMSprop, Adadelta, Adamax, RAdam or tessera.optim.Lion; another one
+                   runs its own step after a compiled backward. State and counters stay the optimizer's
     clip_norm      the norm that all gradients together are scaled down to, as clip_grad_norm_ does
     clip_value     how far from zero an element of a gradient may be, as clip_grad_value_ does; after clip_norm
     accumulate     how many calls share one update; gradients are averaged over them, and wait in `.grad`

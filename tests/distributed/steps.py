@@ -26,6 +26,10 @@ from tessera.training.sharded_program import ShardedCompilation
 OPTIMIZERS: dict[str, Callable] = {
     "adam": lambda ps: torch.optim.AdamW(ps, lr=1e-2, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.1),
     "sgd": lambda ps: torch.optim.SGD(ps, lr=1e-1, momentum=0.9),
+    "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-2, momentum=0.5, eps=1e-3),
+    "adadelta": lambda ps: torch.optim.Adadelta(ps, lr=1e-1, eps=1e-3),
+    "adamax": lambda ps: torch.optim.Adamax(ps, lr=1e-2, eps=1e-3),
+    "radam": lambda ps: torch.optim.RAdam(ps, lr=1e-2, eps=1e-3),
 }
 
 

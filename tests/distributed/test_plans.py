@@ -170,3 +170,8 @@ def test_bytes_of_async_blocks_are_those_of_sequence_parallel_ones(recompute: st
     assert sum(map(bytes_sent, pieces.equations)) == sum(map(bytes_sent, whole.equations))
     names = [exchange_of(e)[0] for e in pieces.equations if bytes_sent(e) and e.out.nbytes() == ACTIVATION / 4]
     assert names.count("permute") == 3 * (2 * (4 * 2 + 2) - 2) and names.count("reduce_scatter") == 1
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adadelta", "adamax", "radam"])
+def test_other_optimizers(optimizer: str) -> None:
+    check("gpt", {"dp": 2, "tp": 2}, {"dp": "zero3", "tp": "tensor"}, optimizer, clip=0.5)

@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Callable] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_follow_eager(name: str) -> None:
-    """Weights and state, whose names and counters are the optimizer's own; before RAdam scales by squares, and after."""
+    """Weights and state, under the optimizer's own names; before RAdam scales by squares, and after."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     other = copy.deepcopy(model)
