@@ -222,7 +222,7 @@ def test_what_is_refused() -> None:
         (True, None, "chips: expected 1 to 256"),
         (2, "tensor", "cut: expected words and counts"),
         (2, {"tensors": 2}, "cut: expected tensor, experts, pipeline"),
-        (2, {"tensor": 2}, r"no weight of Linear can be cut in 2: expected sizes that it divides, got \[17, 17\]"),
+        (2, {"tensor": 2}, r"no weight of Linear can be cut in 2: .* sizes that it divides .*; got \[17, 17\]"),
     ],
 )
 def test_cuts_that_cannot_be(chips: int, cut: dict | None, message: str) -> None:
@@ -231,7 +231,7 @@ def test_cuts_that_cannot_be(chips: int, cut: dict | None, message: str) -> None
 
 
 def test_convolutions_are_not_cut_in_tensors() -> None:
-    with pytest.raises(MapError, match=r"got \[4, 2, 3, 3\]; weights of convolutions are not cut"):
+    with pytest.raises(MapError, match=r"expected matrices of products, .*; got \[4, 2, 3, 3\]"):
         map_onto(nn.Conv2d(2, 4, 3), torch.randn(1, 2, 5, 5), machine="lpx", chips=2, cut={"tensor": 2})
 
 
