@@ -104,7 +104,7 @@ def _signed(fn: Callable, names: tuple[str, ...]) -> Callable:
 def _reason(error: Exception) -> str:
     """Why a program is not captured; what PyTorch says of a value that it does not know runs over many lines."""
     if "data-dependent" not in str(error):
-        return str(error)
+        return str(error).partition("\n\nWhile executing")[0]  # of a graph, that and where in PyTorch's own files
     return (
         f"what is computed depends on data at {line_at_fault(error)}: expected torch.where over both sides of a "
         "branch, for a size the largest one (a bucket) with a mask over what is not there, and for a place in a tensor "
