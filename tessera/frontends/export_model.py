@@ -110,7 +110,7 @@ def _reason(error: Exception) -> str:
             "begins with 2; an example of that size makes a program for it alone, as another entry"
         )
     if "data-dependent" not in str(error):
-        return str(error)
+        return str(error).partition("\n\nWhile executing")[0]  # of a graph, that and where in PyTorch's own files
     return (
         f"what is computed depends on data at {line_at_fault(error)}: expected torch.where over both sides of a "
         "branch, for a size the largest one (a bucket) with a mask over what is not there, and for a place in a tensor "

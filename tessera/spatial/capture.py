@@ -54,6 +54,8 @@ def captured(model: Callable | ExportedProgram | Trace | Captured, args: tuple, 
         return Captured(cleaned(model), FakeTensorMode(), {})
     if not isinstance(model, torch.nn.Module | ExportedProgram) and hasattr(model, "entries"):
         model = model.module()  # type: ignore[union-attr]  # an artifact, which `tessera.load` gave
+    if isinstance(model, ExportedProgram) and (args or kwargs):
+        model = model.module()  # its sizes may be open: they are those of the arguments
     if hasattr(model, "__tessera_onnx__"):
         return _from_file(model, args, kwargs)
     with known_experts(model) if isinstance(model, torch.nn.Module) else nullcontext():

@@ -76,10 +76,10 @@ def cut_over_chips(got: Captured, machine: SpatialMachine, chips: int, cut: Cut)
     local = got.trace if stage.mesh.ranks == 1 else partitioned(got, stage, machine, cut.whole)
     if local is None and (cut.demanded or cut.pipeline * cut.batches > 1):
         sizes = sorted({str(list(v.shape)) for v in got.weights if len(v.shape) > 1})
-        matrices = not sizes or any(len(v.shape) == 2 for v in got.weights)
         raise MapError(
-            f"cut: no weight of {got.trace.name} can be cut in {cut.tensor}: expected sizes that it divides, got "
-            f"{', '.join(sizes[:5]) or 'no matrices'}{'' if matrices else '; weights of convolutions are not cut'}"
+            f"cut: no weight of {got.trace.name} can be cut in {cut.tensor}: expected matrices of products, or experts "
+            "of tessera.experts, with sizes that it divides and readers that take parts; got "
+            f"{', '.join(sizes[:5]) or 'none'}"
         )
     if cut.pipeline == cut.batches == 1 and (local is None or stage.mesh.ranks == 1):  # tiles go to any chip
         wanted = PATCH + SPARE * sum(n.nbytes for n in got.graph.nodes if isinstance(n, Constant)) // machine.sram.size

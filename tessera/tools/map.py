@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from tessera.spatial.chain.api import ChainProgram
-from tessera.spatial.map import AIMS, EFFORTS, map_onto
+from tessera.spatial.map import AIMS, BEST, EFFORTS, map_onto
 from tessera.spatial.watch.metrics import metrics
 from tessera.tools import spatial_report
 from tessera.tools.command import Command, json_argument, output_file, write_json
@@ -23,7 +23,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("source", help="model.pt2, model.onnx, or script.py:function, which gives model and arguments")
     parser.add_argument("--machine", default="toy", help="its name, or a TOML file")
     parser.add_argument("--chips", type=int, default=1, help="how many to use")
-    parser.add_argument("--cut", action="append", default=[], metavar="WORD=COUNT", help="tensor=2; many")
+    parser.add_argument("--cut", action="append", default=[], metavar="WORD=COUNT", help="tensor=2; many; or best")
     parser.add_argument("--aim", choices=AIMS, default="latency", help="short runs, or runs that overlap")
     parser.add_argument("--effort", choices=EFFORTS, default="normal", help="how many mappings are tried")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
@@ -65,10 +65,12 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _cut(given: list[str]) -> dict[str, int] | None:
+def _cut(given: list[str]) -> dict[str, int] | str | None:
+    if given == [BEST]:
+        return BEST
     words = [text.partition("=") for text in given]
     if wrong := [text for text, (_, _, count) in zip(given, words, strict=True) if not count.isdecimal()]:
-        raise OptionError(f"--cut: expected WORD=COUNT, such as tensor=2; got {wrong[0]!r}")
+        raise OptionError(f"--cut: expected WORD=COUNT, such as tensor=2, or {BEST} alone; got {wrong[0]!r}")
     return {word: int(count) for word, _, count in words} or None
 
 

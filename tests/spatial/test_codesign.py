@@ -198,7 +198,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["codesign", source, "--vary", "vector.lanes"]) == 2
     assert "expected FIELD=VALUES" in capsys.readouterr().err
     files = [str(tmp_path / name) for name in ("m.prom", "m.html")]
-    assert main(["map", source, "--metrics", files[0], "--report", files[1], "--effort", "quick", "--json"]) == 0
+    options = ["--effort", "quick", "--cut", "best", "--json"]
+    assert main(["map", source, "--metrics", files[0], "--report", files[1], *options]) == 0
     cycles = json.loads(capsys.readouterr().out)["cycles"]
     assert f'tessera_spatial_cycles{{machine="toy"}} {cycles}' in Path(files[0]).read_text()
     assert Path(files[1]).stat().st_size > 10_000 and (tmp_path / "m.perfetto.json").is_file()
