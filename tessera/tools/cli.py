@@ -80,9 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TesseraError, OSError) as error:
         print(f"tessera {args.command}: {error}", file=sys.stderr)
         return 2
-    finally:
-        if argv is None:  # libraries look at exit for what they left, and would report all that is frozen
-            gc.unfreeze()
 
 
 if __name__ == "__main__":
