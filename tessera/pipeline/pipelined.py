@@ -28,7 +28,7 @@ from tessera.pipeline.run import Edits, Run
 from tessera.pipeline.sharded import DIFFERENTIATED, PARTITIONED, ShardedRun, digest_of, finishing, in_pieces
 from tessera.pipeline.stage import BACKWARD, FORWARD, PROGRAM
 from tessera.runtime.call import Layout
-from tessera.transforms.join import joined, renamed
+from tessera.transforms.join import joined, over, renamed
 from tessera.transforms.pipelined.cut import KINDS, Part, Stages, cut
 from tessera.transforms.pipelined.orders import Step, orders
 from tessera.transforms.pipelined.places import Held, NoOtherPlace, Where
@@ -110,8 +110,8 @@ def _forward_alone(run: ShardedRun) -> tuple[Joint, dict[Equation, Equation]]:
 
 def _halves_together(run: ShardedRun) -> tuple[Joint, dict[Equation, Equation]]:
     """Forward and backward as one program, and which equations of backward repeat which of the forward."""
-    forward = _over(run.traces[FORWARD], run.halves.forward.inputs)
-    backward = _over(run.traces[BACKWARD], run.halves.backward.inputs)
+    forward = over(run.traces[FORWARD], run.halves.forward.inputs)
+    backward = over(run.traces[BACKWARD], run.halves.backward.inputs)
     links = dict(zip(run.halves.saved, forward.outputs[len(run.results) :], strict=True))
     backward = renamed(backward, {a: b for a, b in links.items() if a is not b and isinstance(b, Value)})
     trace = joined(forward, backward, len(run.results), run.name)
@@ -135,12 +135,6 @@ def _repeats(eqn: Equation, first: Equation | None) -> bool:
 
 def _told(eqn: Equation) -> str:
     return str(map_values((eqn.args, tuple(eqn.kwargs.items())), lambda v: v.name))
-
-
-def _over(trace: Trace, inputs: Sequence[Value]) -> Trace:
-    """An edited half has inputs of its own: they meet by position."""
-    pairs = zip(trace.inputs, inputs, strict=True)
-    return renamed(trace, own) if (own := {a: b for a, b in pairs if a is not b}) else trace
 
 
 def _where(weights: Mapping[str, Value], piped: Piped, kept: Mapping[Value, tuple[int, ...]]) -> Where:

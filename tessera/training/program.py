@@ -33,7 +33,7 @@ from tessera.store.key import Key
 from tessera.store.layout import read_layout, write_layout
 from tessera.store.program import Stored, load_note, save_note
 from tessera.transforms.halves import Split
-from tessera.transforms.join import joined, renamed
+from tessera.transforms.join import joined, over, renamed
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import CaptureError, Unserial
 
@@ -114,6 +114,7 @@ class StepRun(Run):
     def step(self, forward: Trace) -> Trace:
         """Both halves as one program. An edited half has values of its own: they meet by position."""
         backward, count = self.traces[BACKWARD], len(self.results)
+        forward = over(forward, self.halves.forward.inputs)
         links = dict(zip(self.halves.saved, forward.outputs[count:], strict=True))
         names = {a: links.get(b, b) for a, b in zip(backward.inputs, self.halves.backward.inputs, strict=True)}
         backward = renamed(backward, {a: b for a, b in names.items() if a is not b})  # type: ignore[misc]

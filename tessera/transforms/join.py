@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
@@ -28,6 +28,12 @@ def renamed(trace: Trace, rename: dict[Value, Value]) -> Trace:
         mutations={look(t): look(v) for t, v in trace.mutations.items()},
         symbols={s: (look(v), d) for s, (v, d) in trace.symbols.items()},
     )
+
+
+def over(trace: Trace, inputs: Sequence[Value]) -> Trace:
+    """An edited half has inputs of its own: they meet by position."""
+    pairs = zip(trace.inputs, inputs, strict=True)
+    return renamed(trace, {a: b for a, b in pairs if a is not b})
 
 
 def relaid(trace: Trace, given: Mapping[Value, Value]) -> Trace:

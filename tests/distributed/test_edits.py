@@ -66,6 +66,22 @@ def test_a_captured_program_that_was_edited_is_differentiated_and_partitioned(na
         torch.testing.assert_close(got.held[key], x, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.parametrize("halves", [("forward",), ("forward", "backward"), ("backward", "forward")], ids=" ".join)
+@pytest.mark.parametrize("name", PLANS)
+def test_a_forward_that_was_edited(name: str, halves: tuple[str, ...], tmp_path: Path) -> None:
+    """Its loss is what the file says; weights that forward and update both name are one input of the step."""
+    step, compilation = compiled(name)
+    for half in halves:
+        path = tmp_path / f"{half}.py"
+        text = saved(step, half, path)
+        path.write_text(text.replace("aten.relu(", "aten.sigmoid("))
+        tessera.edit(step, str(path))
+    got = trained(name, step, compilation, BATCHES[:1])
+    want = train_whole(net(nn.Sigmoid()), loss_fn, BATCHES[:1], "sgd", None)
+    torch.testing.assert_close(got.losses[0], want.losses[0], rtol=1e-11, atol=0)
+    assert not torch.equal(got.held["0.weight"], net(nn.ReLU())[0].weight)
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_a_backward_that_was_edited(name: str, tmp_path: Path) -> None:
     """Without a gradient nothing is updated; the loss stays."""

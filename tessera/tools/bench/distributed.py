@@ -182,6 +182,7 @@ def rank(say: Say) -> list[Row]:
         Row("rank", name, here[name] / 1e12, "TFLOP/s", note=here.figures[name].source)
         for name in ("sustained.bfloat16", "attention.forward", "attention.backward")
     ]
+    rows += [Row("rank", name, here[name] * 1e6, "µs") for name in ("call", "launch", "kernel") if name in here]
     for case in one_rank.CASES:
         say(f"a rank of {case.name}")
         told = one_rank.measured(case, config, length, here, device)
