@@ -53,7 +53,7 @@ def test_small_layers_over_eight_chips_share_most_pages():
     text = checked(program.listing)
     assert len(program.listing.pages) == 512 and 512 - shares(text) == 35
     assert len(text) < len(print_listing(program.listing, share=False)) / 3
-    assert max(map(len, text.split("\n"))) < 5000
+    assert max(map(len, text.split("\n"))) < 2000
 
 
 def test_a_product_on_a_mesh_has_two_pages():
@@ -180,6 +180,15 @@ def test_a_wrong_line_of_a_core_is_named(lines, said):
     with pytest.raises(ListingError, match="^line ") as caught:
         parse(f"{HEAD}{PAGE}{lines}\nend 5\n")
     assert said in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_routes_move_with_the_core():
+    page = "core 0,1\n  @0  east  send a to {@0,2}  1  sram.r0 link {@0,1>0,2}\n"
+    last = parse(f"{HEAD}{page}core 1:3,0 as 0,1\nend 5\n").pages[1].instructions[0]
+    assert last.routes == ((Core(1, 3, 0), Core(1, 3, 1)),) and last.action.targets == (Core(1, 3, 1),)
+    far = page.replace("{@0,2}", "{@0,0}")
+    with pytest.raises(ListingError, match="core 0,0 as 0,1: line .*expected cores of rows and columns of 0 or more"):
+        parse(f"{HEAD}{far}core 0,0 as 0,1\nend 5\n")
 
 
 def test_a_page_for_all_cores_of_the_world_is_refused():

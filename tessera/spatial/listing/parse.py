@@ -160,9 +160,10 @@ class _Parser:
 
     def shared(self, core: str, other: str, told: str, note: str | None) -> CorePage:
         """The page of a core, from the text of another one's; without a word, its note is that as well."""
-        number, self.holes = self.number, self.read(Filling, told)
         if (first := self.written.get(read_core(other))) is None:
             self.refuse("the page of the other core to be written out before", f"core {core} as {other}")
+        back = Core(*(there - here for there, here in zip(first.core, read_core(core), strict=True)))
+        number, self.holes = self.number, self.read(lambda told: Filling(told, back), told)
         try:
             buffers = tuple(self.again(first.buffers, self.buffer))
             steps = tuple(self.again(first.instructions, self.instruction))

@@ -77,7 +77,7 @@ def _pages(pages: Sequence[CorePage]) -> list[str]:
 
 def _shared(pages: Sequence[CorePage], group: Sequence[Sequence[str]]) -> list[str]:
     """The page of the first core, and a line for each other one; nothing where a line is too long."""
-    if (found := shared(group)) is None:
+    if (found := shared(group, [page.core for page in pages])) is None:
         return []
     body, values = found
     first, *others = pages
