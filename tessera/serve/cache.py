@@ -70,11 +70,9 @@ class Cache:
 
     def room(self, table: Table, computed: int) -> int:
         """How many tokens more than `computed` a sequence could have now."""
-        rooms = []
-        for group, blocks in enumerate(table.blocks):
-            more = self._more(group, table, computed)
-            rooms.append((len(blocks) + more) * self.block_size - computed if more >= 0 else 0)
-        return min(rooms)
+        more = [self._more(group, table, computed) for group in range(len(self.pools))]
+        blocks = min(len(owned) + count for owned, count in zip(table.blocks, more, strict=True))
+        return blocks * self.block_size - computed if min(more) >= 0 else 0
 
     def ready(self, table: Table, place: int) -> bool:
         """Can this place be written as things stand? Where not, `room` and `grow` see to it."""

@@ -52,7 +52,7 @@ from tessera.util.log import log
 Prompt = str | Sequence[int]
 DRAFTED = 4  # tokens that a draft guesses where nobody says how many
 # The least and the most that options may be.
-RANGES: dict[str, tuple[float, float | None]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "block_size": (1, 2**16), "budget": (1, 2**20), "most_running": (1, 2**20), "most_waiting": (1, 2**40),
     "longest": (1, 2**40), "step_seconds": (1e-6, 1e6), "speculate": (0, 256),
 }  # fmt: skip
@@ -165,6 +165,7 @@ class Engine:
         salt       only requests with the same salt share what was computed of equal beginnings
         settings   fields of `tessera.Sampling`, in place of those of `sampling`
         """
+        check_ranges(locals(), {"priority": (-1e9, 1e9), "deadline": (-1e9, 1e9)})
         chosen = replace(sampling or Sampling(), **settings)  # type: ignore[arg-type]
         chosen.check_tokens(self.model.vocabulary)
         if chosen.stop:

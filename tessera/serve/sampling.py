@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -25,19 +27,22 @@ from tessera.serve.guide import KINDS, Guide, GuideError, masks_of
 from tessera.util.errors import OptionError
 
 _RANGES = {
-    "max_tokens": (1, None), "min_tokens": (0, None), "temperature": (0, None), "top_k": (0, None), "top_p": (0, 1),
-    "min_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "n": (1, None), "logprobs": (0, None),
-    "prompt_logprobs": (0, None),
+    "max_tokens": (1, 2**62), "min_tokens": (0, 2**62), "temperature": (0.0, math.inf), "top_k": (0, 2**62),
+    "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0),
+    "n": (1, 2**62), "logprobs": (0, 2**62), "prompt_logprobs": (0, 2**62), "seed": (-(2**63), 2**64 - 1),
 }  # fmt: skip
+OPTIONAL = ("logprobs", "prompt_logprobs", "seed", "longest", "step_seconds", "deadline")  # these may be None
 
 
-def check_ranges(given: Mapping[str, Any], ranges: Mapping[str, tuple[float, float | None]]) -> None:
-    """Refuse options that are less than their least, or more than their most."""
+def check_ranges(given: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Refuse options beyond their least and most, which say their kind, too: a step that raises fails for others."""
     for name, (least, most) in ranges.items():
-        value = given[name]
-        if value is not None and not (value >= least and (most is None or value <= most)):
-            span = f"at least {least}" if most is None else f"{least} to {most}"
-            raise OptionError(f"{name}: expected {span}, got {value!r}")
+        value, kind = given[name], Integral if isinstance(least, int) else Real
+        known = issubclass(type(value), kind) and type(value) is not bool
+        if not (known and least <= value <= most) and not (value is None and name in OPTIONAL):
+            span = f"at least {least:g}" if most in (2**62, math.inf) else f"{least:.16g} to {most:.16g}"
+            whole = "" if known or kind is Real else "a whole number, "
+            raise OptionError(f"{name}: expected {whole}{span}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -124,8 +129,10 @@ class Sampling:
     def check_tokens(self, vocabulary: int) -> None:
         """Refuse tokens that the model does not have."""
         for name in ("logit_bias", "allowed", "stop_tokens"):
-            if wrong := [token for token in getattr(self, name) or () if not 0 <= token < vocabulary]:
-                raise OptionError(f"{name}: expected tokens from 0 to {vocabulary - 1}, got {wrong[0]}")
+            if wrong := [t for t in getattr(self, name) or () if not (0 <= t < vocabulary and isinstance(t, Integral))]:
+                raise OptionError(f"{name}: expected tokens from 0 to {vocabulary - 1}, got {wrong[0]!r}")
+        if strange := [bias for bias in self.logit_bias.values() if not isinstance(bias, Real)]:
+            raise OptionError(f"logit_bias: expected numbers, got {strange[0]!r}")
 
 
 @dataclass
@@ -143,8 +150,7 @@ class Draw:
 
     def __post_init__(self) -> None:
         given = self.settings
-        # Does the answer's next row depend on this one's token? Does this one change logits? And is the next row for
-        # the same, so that nobody has to ask again?
+        # Does the next row depend on this one's token? Does this one change logits? Is the next row for the same?
         self.waits = given.penalises or self.guide is not None
         self.changes = bool(self.banned or given.logit_bias or given.allowed is not None or given.penalises)
         self.lasts = not self.banned and not self.waits and given.logprobs is None
@@ -191,8 +197,7 @@ def rows_of(draws: Sequence[Draw], positions: Sequence[int], device: torch.devic
             some = sorted({i for i, _ in pairs})
             parts["allowed"] = tuple(column(c, torch.int64) for c in (some, *zip(*pairs, strict=True)))
     settings = [draw.settings for draw in draws]
-    temperature = [s.temperature for s in settings]
-    if any(temperature):
+    if any(temperature := [s.temperature for s in settings]):
         seeds = [(draw.seed + 2**63) % 2**64 - 2**63 for draw in draws]  # the lower 64 bits, as int64 holds them
         counters = [draw.answer << 32 | position for draw, position in zip(draws, positions, strict=True)]
         parts["seed"], parts["counter"] = column((seeds, counters), torch.int64)
@@ -206,8 +211,7 @@ def rows_of(draws: Sequence[Draw], positions: Sequence[int], device: torch.devic
 
 def guided(rows: Rows, draws: Sequence[Draw], device: torch.device | str = "cpu") -> Rows:
     """The same rows with the masks of their grammars. Masks take the host long, so the device should have work now."""
-    some = [i for i, draw in enumerate(draws) if draw.guide is not None]
-    if not some:
+    if not (some := [i for i, draw in enumerate(draws) if draw.guide is not None]):
         return rows
     pinned = torch.device(device).type == "cuda"
     masks = masks_of([(draws[i].guide, draws[i].guesses) for i in some], pinned)  # type: ignore[misc]

@@ -171,8 +171,7 @@ class Scheduler:
                 raise Refused(f"{field}: {told}; {what} hold {limit}")
         if count > self.most_waiting:
             raise Refused(f"n: {count} answers are asked for at once; at most {self.most_waiting} sequences may wait")
-        waiting = len(self.waiting) + coming
-        if waiting + count > self.most_waiting:
+        if (waiting := len(self.waiting) + coming) + count > self.most_waiting:
             raise Refused(f"{waiting} sequences are waiting; at most {self.most_waiting} may", retry=True)
 
     def put(self, sequence: Answer) -> None:
@@ -207,8 +206,7 @@ class Scheduler:
         expired = [s for s in (*self.running, *self.waiting) if s.deadline is not None and now >= s.deadline]
         for sequence in expired:
             self.end(sequence, "deadline")
-        before, plan = self.preemptions, _Plan(self.budget)
-        decoding, prompts = [], []
+        before, plan, decoding, prompts = self.preemptions, _Plan(self.budget), [], []
         for sequence in self.running:
             if left := sequence.left:
                 (decoding if left == 1 else prompts).append(sequence)

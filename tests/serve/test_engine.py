@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from families import FAMILIES, differences, engine_of, expected, model, prompts_of, token_bytes
@@ -409,3 +410,24 @@ def test_a_module_of_ones_own(compiled: bool) -> None:
     prompts = [[1, 2, 3, 4, 5], [7], [1, 2, 3, 9]]
     served = Engine(own, memory=2**18, block_size=2, budget=4, compiled=compiled)
     assert [a.tokens for a in served.generate(prompts, max_tokens=6, temperature=0)] == [plainly(p) for p in prompts]
+
+
+WRONG = (
+    {"max_tokens": 1.5}, {"max_tokens": None}, {"logprobs": 1.5}, {"logprobs": True}, {"prompt_logprobs": 0.5},
+    {"n": 1.5}, {"min_tokens": 0.5}, {"seed": "x"}, {"seed": 1.5}, {"seed": 2**80}, {"temperature": None},
+    {"temperature": "1"}, {"temperature": float("nan")}, {"top_k": 2**70}, {"top_k": 1.5}, {"top_p": None},
+    {"min_p": "0"}, {"presence_penalty": None}, {"frequency_penalty": "1"}, {"logit_bias": {1: "a"}},
+    {"logit_bias": {1.5: 2.0}}, {"allowed": (1.5,)}, {"stop_tokens": (1.5,)}, {"priority": "x"}, {"priority": None},
+    {"priority": float("nan")}, {"deadline": "x"}, {"deadline": float("nan")},
+)  # fmt: skip
+
+
+def test_settings_of_a_wrong_kind_are_refused_before_they_spoil_the_step_of_others() -> None:
+    served = engine()
+    stream = served.submit((1, 2, 3), GREEDY)
+    for wrong in WRONG:
+        with pytest.raises(OptionError, match=next(iter(wrong))):
+            served.submit((4, 5), **{"max_tokens": 4, **wrong})
+    assert stream.whole()[0].tokens == expected("llama", (1, 2, 3))[:8]
+    (answer,) = served.generate((1, 2, 3), max_tokens=np.int64(8), temperature=np.float32(0), logit_bias={1: 0})
+    assert answer.tokens == expected("llama", (1, 2, 3))[:8]

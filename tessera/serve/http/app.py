@@ -55,14 +55,13 @@ class App:
         self.remote, self.config = remote, config
         self.guard, self.exposition = Guard(config.keys, config.per_key), Exposition(remote)
         self.draining = False
-        posts = {
-            "/v1/completions": self.completions, "/v1/chat/completions": self.chat, "/tokenize": self.tokenize,
-            "/detokenize": self.detokenize,
+        guarded = {
+            "/v1/completions": ("POST", self.completions), "/v1/chat/completions": ("POST", self.chat),
+            "/tokenize": ("POST", self.tokenize), "/detokenize": ("POST", self.detokenize),
+            "/v1/models": ("GET", self.models), "/v1/models/{name:path}": ("GET", self.model),
         }  # fmt: skip
-        gets = {"/v1/models": self.models, "/v1/models/{name:path}": self.model}
         open_to_all = {"/health": self.health, "/ready": self.ready, "/metrics": self.metrics, "/version": self.version}
-        routes = [Route(path, _Guarded(self, path, handler), methods=["POST"]) for path, handler in posts.items()]
-        routes += [Route(path, _Guarded(self, path, handler), methods=["GET"]) for path, handler in gets.items()]
+        routes = [Route(path, _Guarded(self, path, handler), methods=[how]) for path, (how, handler) in guarded.items()]
         routes += [Route(path, handler) for path, handler in open_to_all.items()]
         self.starlette = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
         self.starlette.router.redirect_slashes = False  # who asks another address is told so
