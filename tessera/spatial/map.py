@@ -18,7 +18,7 @@ from tessera.spatial.chain.blocks import equal_blocks
 from tessera.spatial.chips import Cut, cut_over_chips, one_batch
 from tessera.spatial.choice.cut import Choice, chosen_cuts
 from tessera.spatial.errors import SpaceError
-from tessera.spatial.mapping import best
+from tessera.spatial.mapping import best, least_chips
 from tessera.spatial.program import SpatialProgram, program
 from tessera.spatial.slots import in_slots
 from tessera.spatial.solvers import missing
@@ -87,7 +87,10 @@ def map_onto(
     else:
         choices = chosen_cuts(got, onto, chips, aim == "throughput", blocks)[: 1 if effort == "quick" else None]
     if choices[0].cut.blocks:
-        return chained(got, onto, chips, choices[0].cut, seed, choices[0].words)
+        try:
+            return chained(got, onto, chips, choices[0].cut, seed, choices[0].words)
+        except SpaceError as error:
+            raise SpaceError(f"{error}; {least_chips(got.graph, onto, chips)}") from error
     found: list[SpatialProgram] = []
     why = missing("ortools") if effort == "thorough" else ""
     left = f"windows of the schedule are not solved: {why}" if why else ""

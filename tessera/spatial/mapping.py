@@ -82,7 +82,7 @@ def best(
         assert refused is not None
         if (last := again(graph, machine, routes, tried, refused, overlap, like)) is not None:
             return last
-        raise SpaceError(f"{refused}; {least_chips(graph, machine, cores)}")
+        raise SpaceError(f"{refused}; {least_chips(graph, machine, len({core.chip for core in cores}))}")
     return shortened(alone(graph, machine, chosen), machine, tries) if tries > 1 and not overlap else chosen
 
 
@@ -243,7 +243,7 @@ def check_space(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) 
         where = f"; with {off_chip:,} of off-chip memory {has + off_chip:,}" if off_chip else ""
         raise SpaceError(
             f"{machine.key} needs {needs:,} bytes for weights and state, and {len(cores)} cores have {has:,}{where}; "
-            f"{least_chips(graph, machine, cores)}"
+            f"{least_chips(graph, machine, len({core.chip for core in cores}))}"
         )
 
 
@@ -252,8 +252,8 @@ def held_bytes(graph: Graph) -> int:
     return sum(n.nbytes for n in graph.nodes if isinstance(n, Constant))
 
 
-def least_chips(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) -> str:
-    """A rough answer to how many chips would do instead of these, and which type of weights."""
+def least_chips(graph: Graph, machine: SpatialMachine, used: int) -> str:
+    """A rough answer to how many chips would do instead of those used, and which type of weights."""
     weights = held_bytes(graph)
     largest = max((n.home.nbytes for n in graph.nodes if not isinstance(n, Constant)), default=0)
     per_chip = machine.sram.size * len(machine.cores())
@@ -261,7 +261,6 @@ def least_chips(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) 
     def chips_for(weights: int) -> int:
         return -(-(weights * FULL[1] // FULL[0] + 2 * largest) // per_chip)
 
-    used = len({core.chip for core in cores})
     chips = max(used + 1, chips_for(weights))
     there = f", more than the {machine.chip_count} of {machine.key}" if chips > machine.chip_count else ""
     kinds = {n.home.dtype for n in graph.nodes if isinstance(n, Constant)}

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Pretrain
 import tessera.spatial.map
 from tessera.machines.find import spatial_machine
 from tessera.machines.spatial import SpatialMachine, read
+from tessera.machines.spatial.read import vary
 from tessera.spatial.capture import captured
 from tessera.spatial.chain.api import ChainProgram, shared_out
 from tessera.spatial.chain.blocks import equal_blocks
@@ -308,3 +309,11 @@ def test_what_does_not_fit_into_memory_is_refused() -> None:
     model = nn.Sequential(*(MLP(64, 256) for _ in range(8)))
     with pytest.raises(SpaceError, match="more stages"):
         in_blocks(model, torch.randn(2, 64), machine=rack(size='"128 KiB"'), blocks=8)
+
+
+def test_blocks_that_do_not_fit_are_refused_with_the_chips_and_the_type_that_would_do() -> None:
+    small = vary(spatial_machine("lpx"), {"sram.size": "4 KiB", "sram.align": "32 B"})
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(2))).eval()
+    told = "weights are 526,336 bytes in all, a chip has 262,144; about 3 chips would do, or weights of 16 bits"
+    with pytest.raises(SpaceError, match=told):
+        map_onto(model, torch.randn(2, 256), machine=small, chips=2, cut={"blocks": 2})

@@ -25,7 +25,7 @@ def rack(topology: str = "mesh", window: int = 3, **figures: object) -> SpatialM
     """Eight toys of 2×2 cores, with links between them on which things arrive within a window."""
     shape = 'shape = [[2, 4], "assumed: a tray"]\n' if topology in ("mesh", "torus") else ""
     chips = (
-        f'\n[chips]\ncount = [8, "assumed: a tray"]\ntopology = ["{topology}", "assumed"]\n{shape}'
+        f'\n[chips]\ncount = [8, "assumed: a tray"]\ntopology = ["{topology}", "assumed: of several"]\n{shape}'
         f'width = ["16 B", "assumed: half"]\nlatency = [40, "assumed: far"]\njitter = [{window}, "assumed: clocks"]\n'
         'gates = [[[0, 1], [1, 1]], "assumed: an edge"]\n'
     )

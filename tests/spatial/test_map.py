@@ -115,7 +115,8 @@ def test_rows_chosen_by_data() -> None:
 def test_several_chips() -> None:
     torch.manual_seed(0)
     chips = (
-        '\n[chips]\ncount = [2, "assumed: two"]\ntopology = ["ring", "assumed"]\nwidth = ["16 B", "assumed: half"]\n'
+        '\n[chips]\ncount = [2, "assumed: two"]\ntopology = ["ring", "assumed: a pair"]\n'
+        'width = ["16 B", "assumed: half"]\n'
         'latency = [40, "assumed: far"]\njitter = [3, "assumed: two clocks"]\ngates = [[[0, 1]], "assumed: a corner"]\n'
     )
     model, x = MLP(32, 48), torch.randn(16, 32)
