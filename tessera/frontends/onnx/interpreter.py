@@ -8,7 +8,7 @@ record them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -228,7 +228,8 @@ def foresee(meaning: Meaning, context: Context, args: list, attributes: dict) ->
         return
     tensors = [a.data if isinstance(a, Narrow) else a for a in args if isinstance(a, (torch.Tensor, Narrow))]
     limit, seen = context.limits.tensor_bytes, context.interpreter.foreseen
-    if meaning.interpreted or math.prod(max(x.numel(), 1) for x in tensors) * WIDEST <= limit:
+    sizes = [max(x.numel(), 1) for x in tensors] + [max(abs(n), 1) for n in _whole_numbers(attributes)]
+    if meaning.interpreted or math.prod(sizes) * WIDEST <= limit:
         return
     key = (id(context.node), limit, *((x.shape, x.dtype) for x in tensors))
     if key in seen or subgraphs(context.node):
@@ -237,6 +238,12 @@ def foresee(meaning: Meaning, context: Context, args: list, attributes: dict) ->
     if len(seen) >= REMEMBERED:
         seen.clear()
     seen[key] = context.node  # as long as it stands here, no other node has its id
+
+
+def _whole_numbers(attributes: dict) -> Iterator[int]:
+    """Paddings, strides, repeats: what makes results larger."""
+    for value in attributes.values():
+        yield from (n for n in (value if isinstance(value, list) else [value]) if type(n) is int)
 
 
 def refuse_large(results: object, context: Context) -> None:

@@ -231,3 +231,42 @@ def test_sizes_of_results_are_foreseen_once(monkeypatch: pytest.MonkeyPatch) -> 
     for x in (few, few, many, few):
         torch.testing.assert_close(net(x), x @ torch.eye(64, 512, dtype=torch.float64))
     assert len(asked) == 2
+
+
+def image_of(op: str, inputs: tuple = (), shape: tuple = (1, 1, 16), **attributes: object) -> onnx.ModelProto:
+    """One operator over an image of 16 places."""
+    names = [f"w{i}" for i in range(len(inputs))]
+    nodes = [node("Reshape", ["x", "places"], ["image"]), node(op, ["image", *names], ["y"], **attributes)]
+    given = [constant(n, np.asarray(v)) for n, v in zip(names, inputs, strict=True)]
+    return model(nodes, [value("x", [16])], ["y"], [constant("places", np.array(shape)), *given])
+
+
+THREE = np.ones((1, 1, 3), np.float32)
+FAR = {
+    "padding": image_of("Conv", (THREE,), pads=[2**29, 2**29]),
+    "padding of many channels": image_of("Conv", (np.ones((4096, 1, 3), np.float32),), pads=[2**26, 2**26]),
+    "a convolution that reaches far": image_of("Conv", (THREE,), dilations=[2**62]),
+    "a pool that reaches far": image_of("MaxPool", kernel_shape=[2], dilations=[2**62]),
+    "windows of padding": image_of("MaxPool", kernel_shape=[2**26], pads=[2**25, 2**25]),
+    "means of padding": image_of("AveragePool", kernel_shape=[2**15], pads=[2**15, 2**15 - 9]),
+    "a transform": image_of("DFT", (2**30, 1), (1, 16, 1)),
+    "a crop": image_of("CenterCropPad", ([1, 1, 2**30],)),
+    "places": image_of("MaxUnpool", (np.zeros((1, 1, 16), np.int64), [1, 1, 2**30]), kernel_shape=[1]),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_attributes_that_make_much_of_a_small_image(name: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(OnnxError, match="more than|do not fit"):
+        tessera_onnx.load(FAR[name])(torch.zeros(16))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+@pytest.mark.parametrize("more", [{"sampling_ratio": 2**13}, {}])
+def test_samples_of_regions(more: dict) -> None:
+    nodes = [node("RoiAlign", ["x", "rois", "of"], ["y"], output_height=2, output_width=2, **more)]
+    rois = constant("rois", np.array([[0, 0, 1e9, 1e9]], np.float32))
+    net = tessera_onnx.load(model(nodes, [value("x", [1, 1, 4, 4])], ["y"], [rois, constant("of", np.array([0]))]))
+    with pytest.raises(OnnxError, match="more than the limit"):
+        net(torch.zeros(1, 1, 4, 4))

@@ -15,9 +15,11 @@ from tessera.frontends.onnx.operators.rounding import requantized
 from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.symbols import without_guards
 from tessera.frontends.onnx.values import numbers
+from tessera.ir.types import size_hint
 
 Tensor = torch.Tensor
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+MOST_PLACES, PLACES_EACH = 2**28, 1024  # that a few bytes may ask for; for each place of an image, where that is more
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
@@ -40,7 +42,22 @@ def paddings(
         return [0] * rank, [0] * rank
     if len(pads) != 2 * rank:
         raise OnnxError(f"pads: expected {2 * rank} numbers, got {len(pads)}")
-    return list(pads[:rank]), list(pads[rank:])
+    before, after = list(pads[:rank]), list(pads[rank:])
+    justified(f"pads of {pads}", [size_hint(n) + p + q for n, p, q in zip(sizes, before, after, strict=True)], sizes)
+    return before, after
+
+
+def fits(n: int, kernel: int, dilation: int) -> None:
+    """Refuse what reaches past the padded image, before PyTorch's arithmetic overflows."""
+    if size_hint(n - dilation * (kernel - 1)) < 0:
+        raise OnnxError(f"{kernel} elements, {dilation} apart, do not fit into {n}")
+
+
+def justified(what: str, counts: list[int], sizes: list) -> None:
+    """Refuse attributes that make much of a small image: places after padding, or windows and their elements."""
+    most = max(MOST_PLACES, PLACES_EACH * math.prod(map(size_hint, sizes)))
+    if math.prod(max(n, 1) for n in counts) > most:
+        raise OnnxError(f"{what} over an image of {list(sizes)} take more than {most} steps")
 
 
 def padded(x: Tensor, before: list, after: list, value: float = 0.0) -> Tensor:
@@ -67,6 +84,8 @@ def convolve(
     before, after = paddings(list(x.shape[2:]), kernel, strides, dilations, pads, auto_pad)
     if before != after or any(n < 0 for n in before):
         x, before = padded(x, before, after), [0] * rank
+    for n, k, p, d in zip(x.shape[2:], kernel, before, dilations, strict=True):
+        fits(n + 2 * p, k, d)
     if rank not in _CONV:
         raise OnnxError(f"Conv: expected 1 to 3 dimensions in space, got {rank}")
     with without_guards(x):  # PyTorch chooses a library by the size of the batch

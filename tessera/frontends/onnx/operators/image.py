@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.interpreter import Context
+from tessera.frontends.onnx.operators.allocation import allowed
 from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.values import number, numbers
 
@@ -28,8 +29,10 @@ def grid_sample(
 
 
 @operator("AffineGrid", 20, sizes=(1,))
-def affine_grid(theta: Tensor, size: Tensor, *, align_corners: int = 0) -> Tensor:
-    return F.affine_grid(theta, numbers(size), align_corners=bool(align_corners))
+def affine_grid(theta: Tensor, size: Tensor, *, align_corners: int = 0, context: Context) -> Tensor:
+    sizes = numbers(size)
+    allowed([*sizes[:1], *sizes[2:], len(sizes) - 1], theta.element_size(), context)
+    return F.affine_grid(theta, sizes, align_corners=bool(align_corners))
 
 
 @operator("RoiAlign", 10)
@@ -63,6 +66,7 @@ def roi_align(
             a, b, c, d = (samples[4 * i + j] * spatial_scale for j in range(4))
             grow = 1.0 if half != "half_pixel" else 0.0
             ny, nx = (max(math.ceil(max(s, grow) / n), 0) for s, n in ((d - b, output_height), (c - a, output_width)))
+        allowed((x.shape[1], output_height * ny, output_width * nx), x.element_size(), context)
         ys = top + (torch.arange(output_height * ny, device=x.device) + 0.5) * height / (output_height * max(ny, 1))
         xs = left + (torch.arange(output_width * nx, device=x.device) + 0.5) * width / (output_width * max(nx, 1))
         corners = _corners(x.index_select(0, batch[i : i + 1].to(torch.int64)).squeeze(0), ys, xs)

@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from tessera.frontends.onnx.interpreter import Context
-from tessera.frontends.onnx.operators.convolution import padded, paddings
+from tessera.frontends.onnx.operators.allocation import allowed
+from tessera.frontends.onnx.operators.convolution import fits, justified, padded, paddings
 from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.values import numbers
+from tessera.ir.types import size_hint
 
 Tensor = torch.Tensor
 
@@ -53,10 +55,12 @@ class _Room:
         self.counts, self.extra = [], []
         dims = zip(self.sizes, self.before, self.after, kernel, self.strides, self.dilations, strict=True)
         for n, p, q, k, s, d in dims:
+            fits(n + p + q, k, d)
             reach = d * (k - 1) + 1
             count = _count(n, p, q, reach, s, bool(ceil_mode))
             self.counts.append(count)
             self.extra.append(max((count - 1) * s + reach - (n + p + q), 0))
+        justified(f"windows of {kernel}", [*map(size_hint, self.counts), *kernel], self.sizes)
 
     @property
     def symmetric(self) -> bool:
@@ -211,6 +215,7 @@ def max_unpool(
     kernel_shape: list[int],
     pads: list[int] | None = None,
     strides: list[int] | None = None,
+    context: Context,
 ) -> Tensor:
     """Elements back at their places, zeros elsewhere. Places count in the image as the pool saw it."""
     rank = len(kernel_shape)
@@ -218,9 +223,11 @@ def max_unpool(
     before, after = (pads or [0] * 2 * rank)[:rank], (pads or [0] * 2 * rank)[rank:]
     pooled = zip(x.shape[2:], strides, kernel_shape, before, after, strict=True)
     sizes = [(n - 1) * s + k - p - q for n, s, k, p, q in pooled]
+    allowed([*x.shape[:2], *sizes], x.element_size(), context)
     inner = x.new_zeros(math.prod(x.shape[:2]) * math.prod(sizes))
     out = inner.scatter(0, places.reshape(-1), x.reshape(-1)).reshape(*x.shape[:2], *sizes)
     if output_shape is None:
         return out
     wanted = numbers(output_shape)[2:]
+    allowed([*x.shape[:2], *wanted], x.element_size(), context)
     return padded(out, [0] * rank, [w - n for w, n in zip(wanted, sizes, strict=True)])

@@ -212,8 +212,9 @@ def reverse_sequence(x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_ax
 
 
 @operator("CenterCropPad", 18, moves=True, sizes=(1,))
-def center_crop_pad(x: Tensor, shape: Tensor, *, axes: list[int] | None = None) -> Tensor:
+def center_crop_pad(x: Tensor, shape: Tensor, *, axes: list[int] | None = None, context: Context) -> Tensor:
     for axis, wanted in zip(axes or range(x.ndim), numbers(shape), strict=True):
+        allowed([*x.shape[:axis], wanted, *x.shape[axis:][1:]], x.element_size(), context)
         more = wanted - x.shape[axis]
         if more < 0:
             x = x.narrow(axis, -more // 2, wanted)
