@@ -80,8 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TesseraError, OSError) as error:
         print(f"tessera {args.command}: {error}", file=sys.stderr)
         return 2
-    finally:
-        gc.unfreeze()  # extensions that look for their objects at the end would call what is frozen leaked
 
 
 if __name__ == "__main__":
