@@ -18,7 +18,7 @@ from tessera.spatial.chain.blocks import equal_blocks
 from tessera.spatial.chips import Cut, cut_over_chips, one_batch
 from tessera.spatial.choice.cut import Choice, chosen_cuts
 from tessera.spatial.errors import SpaceError
-from tessera.spatial.mapping import best, least_chips
+from tessera.spatial.mapping import best, check_space, least_chips
 from tessera.spatial.program import SpatialProgram, program
 from tessera.spatial.slots import in_slots
 from tessera.spatial.solvers import missing
@@ -81,6 +81,8 @@ def map_onto(
     if got.trace.mutations and ways.batches > 1:
         raise OptionError("cut: expected a program that keeps nothing between runs where there are batches")
     got = in_slots(got, ways.slots, ways.experts > 1 or ways.slots > 0)
+    if onto.dram is None:  # no cut takes less than every weight once
+        check_space(got.graph, onto, tuple(core for chip in range(chips) for core in onto.cores(chip)))
     blocks = equal_blocks(got) if cut in (None, BEST) and chips > TOGETHER else 0
     if cut != BEST:
         choices = [Choice(Cut(blocks=blocks) if blocks else ways)]

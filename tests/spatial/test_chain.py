@@ -306,8 +306,11 @@ def test_blocks_that_are_not_equal_are_refused() -> None:
 
 
 def test_what_does_not_fit_into_memory_is_refused() -> None:
+    """Weights alone fit, just; all memory together is asked for before any block is mapped."""
     model = nn.Sequential(*(MLP(64, 256) for _ in range(8)))
     with pytest.raises(SpaceError, match="more stages"):
+        in_blocks(model, torch.randn(2, 64), machine=rack(size='"259 KiB"'), blocks=8)
+    with pytest.raises(SpaceError, match="needs 1,058,816 bytes for weights and state, and 4 cores have 524,288"):
         in_blocks(model, torch.randn(2, 64), machine=rack(size='"128 KiB"'), blocks=8)
 
 
