@@ -7,18 +7,16 @@ percent of each field buys, where more buys nothing, and three changes to ask fo
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from tessera.spatial.codesign.api import codesign
 from tessera.spatial.map import EFFORTS
-from tessera.tools import codesign_page
+from tessera.tools import codesign_page, spatial_source
 from tessera.tools.command import Command, json_argument, output_file, write_json
-from tessera.tools.convert import SOURCES
 from tessera.util.errors import OptionError
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("source", help="model.pt2, model.onnx, or script.py:function, which gives model and arguments")
+    parser.add_argument("source", help=spatial_source.HELP)
     parser.add_argument("--machine", default="toy", help="its name, or a TOML file")
     parser.add_argument("--vary", action="append", default=[], metavar="FIELD=VALUES", help="sram.size=x0.5..x2; many")
     parser.add_argument("--points", type=int, default=4, help="of each range")
@@ -32,16 +30,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    reader = SOURCES.get(Path(args.source.partition(":")[0]).suffix)
-    if reader is None:
-        raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
     if wrong := [given for given in args.vary if "=" not in given]:
         raise OptionError(f"--vary: expected FIELD=VALUES, such as sram.size=x0.5..x2; got {wrong[0]!r}")
     vary = dict(given.split("=", 1) for given in args.vary) or None
-    model, example, _ = reader(args.source, {})
+    model, example, named = spatial_source.read(args.source)
     answer = codesign(
         model, *example, machine=args.machine, vary=vary, chips=args.chips, points=args.points, effort=args.effort,
-        seed=args.seed,
+        seed=args.seed, **named,
     )  # fmt: skip
     if args.report:
         codesign_page.write(answer, args.report)

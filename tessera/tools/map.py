@@ -13,14 +13,13 @@ from pathlib import Path
 from tessera.spatial.chain.api import ChainProgram
 from tessera.spatial.map import AIMS, BEST, EFFORTS, map_onto
 from tessera.spatial.watch.metrics import metrics
-from tessera.tools import spatial_report
+from tessera.tools import spatial_report, spatial_source
 from tessera.tools.command import Command, json_argument, output_file, write_json
-from tessera.tools.convert import SOURCES
 from tessera.util.errors import OptionError
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("source", help="model.pt2, model.onnx, or script.py:function, which gives model and arguments")
+    parser.add_argument("source", help=spatial_source.HELP)
     parser.add_argument("--machine", default="toy", help="its name, or a TOML file")
     parser.add_argument("--chips", type=int, default=1, help="how many to use")
     parser.add_argument("--cut", action="append", default=[], metavar="WORD=COUNT", help="tensor=2; many; or best")
@@ -40,13 +39,10 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    reader = SOURCES.get(Path(args.source.partition(":")[0]).suffix)
-    if reader is None:
-        raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
-    model, example, _ = reader(args.source, {})
+    model, example, named = spatial_source.read(args.source)
     program = map_onto(
         model, *example, machine=args.machine, chips=args.chips, cut=_cut(args.cut), aim=args.aim, effort=args.effort,
-        seed=args.seed,
+        seed=args.seed, **named,
     )  # fmt: skip
     if isinstance(program, ChainProgram) and (args.metrics or args.report):
         raise OptionError("--metrics and --report: expected a model that is mapped whole, got a chain of blocks")

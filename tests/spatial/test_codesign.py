@@ -203,3 +203,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     cycles = json.loads(capsys.readouterr().out)["cycles"]
     assert f'tessera_spatial_cycles{{machine="toy"}} {cycles}' in Path(files[0]).read_text()
     assert Path(files[1]).stat().st_size > 10_000 and (tmp_path / "m.perfetto.json").is_file()
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, *, by: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * by
+
+
+def test_artifacts_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, path, two = torch.randn(4, 8), str(tmp_path / "m.tess"), str(tmp_path / "two.tess")
+    tessera.export(Scaled(), (x,), path, kwargs={"by": x})
+    assert main(["map", path, "--effort", "quick", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cycles"] > 0
+    assert main(["codesign", path, "--vary", "vector.lanes=x1..x2", "--points", "2"]) == 0
+    assert "the front" in capsys.readouterr().out.lower()
+    tessera.export({"a": (nn.Linear(8, 8), (x,)), "b": (nn.Linear(8, 4), (x,))}, path=two)
+    assert main(["map", two]) == 2 and "expected an artifact of one entry, got a, b" in capsys.readouterr().err
+    assert main(["map", "model.txt"]) == 2 and ".onnx or .tess, got" in capsys.readouterr().err
