@@ -34,5 +34,5 @@ def _artifact(source: str) -> tuple[Any, tuple, dict]:
     if len(file.entries) > 1:
         raise OptionError(f"{source}: expected an artifact of one entry, got {', '.join(file.entries)}")
     (entry,) = file.entries.values()
-    args, kwargs = unflatten(iter(random_leaves(entry, {})), entry.arguments.structure)
+    args, kwargs = unflatten(iter(random_leaves(entry, {})), entry.arguments.structure)  # type: ignore[misc]
     return file, args, kwargs
