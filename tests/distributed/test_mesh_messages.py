@@ -156,9 +156,9 @@ def test_what_is_no_plan(alone, plan) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"accumulate": 0}, "accumulate: "),
-        ({"clip_norm": -1.0}, "clip_norm: "),
-        ({"microbatches": 2}, "microbatches: "),
+        ({"accumulate": 0}, "accumulate"),
+        ({"clip_norm": -1.0}, "clip_norm"),
+        ({"microbatches": 2}, "microbatches"),
     ],
 )
 def test_what_a_step_cannot_be_asked_for(options: dict, says: str) -> None:

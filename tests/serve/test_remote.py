@@ -144,7 +144,7 @@ def runs_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """The engine's process is this code."""
     start = asyncio.create_subprocess_exec
 
-    async def instead(python: str, flag: str, module: str, number: str, **options: object):  # noqa: ANN202
+    async def instead(python: str, flag: str, module: str, number: str, device: str, **options: object):  # noqa: ANN202
         return await start(sys.executable, "-c", code, number, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", instead)
