@@ -7,6 +7,7 @@ by. Programs are those of inference: nothing is differentiated, whoever exports.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +29,7 @@ from tessera.pipeline.options import Options
 from tessera.store.layout import write_layout
 from tessera.torch_internals.shapes import ShapeEnv, asking_for_one
 from tessera.util.config import config, override
-from tessera.util.errors import CaptureError, InputError, Unserial
+from tessera.util.errors import CaptureError, InputError, OptionError, Unserial
 
 PORTABLE = "portable"
 PLAIN, WITH_KERNELS = ("aten",), ("sdpa", "tile", "aten")
@@ -85,6 +86,7 @@ class Entry:
         claimed = KeptRegions(executors, kernels)
         writer = Writer(held=held, claimed=claimed, runtime=True)
         ends = compilation.executable.ends
+        self.check_written(ends.written)
         try:
             number, layout = writer.trace(trace), write_layout(ends.layout, writer)
         except Unserial as reason:
@@ -99,6 +101,15 @@ class Entry:
             "tables": writer.tables(),
         }
         self.built.texts[target] = print_trace(program.trace, sizes=self.exported.size_names)
+
+    def check_written(self, written: Collection[int]) -> None:
+        """What is written shares no memory with another tensor of the model: whoever reads that would miss it."""
+        for name in (self.held[i] for i in written if i < len(self.held)):
+            if other := self.shelf.meets(name):
+                raise OptionError(
+                    f"{self.name} writes {name}, which lies in the same memory as {other}: an artifact keeps every "
+                    "tensor by itself; make one of them a tensor of its own, or make it of the other in `forward`"
+                )
 
 
 def _row(leaf: Leaf) -> dict:

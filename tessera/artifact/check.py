@@ -47,7 +47,8 @@ class Arguments:
         return [f"{name} {low}..{'' if high is None else high}" for name, (low, high) in bounds]
 
     def _bound(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Positional arguments that came by name, in their places; and the other way around."""
+        """Positional arguments that came by name, in their places. Not the other way around: a file knows the names of
+        the others, not where they stand in the function."""
         wanted, named = len(self.structure[1][0][1]), self.structure[1][1][1]
         if len(args) == wanted and len(kwargs) == len(named):
             return args, kwargs
@@ -56,16 +57,13 @@ class Arguments:
             if name not in kwargs:
                 raise InputError(f"expected the argument {name!r}; there are {self._signature()}")
             args = (*args, kwargs.pop(name))
-        for name, x in zip(named, args[wanted:], strict=False):
-            if name in kwargs:
-                raise InputError(f"the argument {name!r} came twice")
-            kwargs[name] = x
-        if len(args) > wanted + len(named) or set(kwargs) != set(named):
+        if len(args) > wanted or set(kwargs) != set(named):
             raise InputError(f"expected {self._signature()}, got {len(args)} and {', '.join(kwargs) or 'no names'}")
-        return args[:wanted], kwargs
+        return args, kwargs
 
     def _signature(self) -> str:
-        return ", ".join((*self.parameters, *map(str, self.structure[1][1][1]))) or "no arguments"
+        named = (f"{name}=" for name in self.structure[1][1][1])
+        return ", ".join((*self.parameters, *named)) or "no arguments"
 
 
 def arguments_of(entry: dict, device: Callable[[str], torch.device], where: str) -> Arguments:

@@ -26,6 +26,7 @@ from tessera.artifact.read import Program, around, read_program
 from tessera.artifact.regions import Kernels
 from tessera.artifact.structure import check_structure, unflatten
 from tessera.artifact.upload import uploaded
+from tessera.artifact.weights import check_type
 from tessera.ir.serial_check import is_name
 from tessera.ir.types import TensorType
 from tessera.runtime.buckets import Buckets, bucketed
@@ -224,6 +225,8 @@ class _Loading:
         if len(program.layout.outputs) != count or len(program.trace.inputs) != len(held) + arguments.count:
             raise ArtifactError(f"{where}: expected a program of {len(held)} weights, these arguments and results")
         weights, way = [self.tensors[n] for n in held], self._way(chosen, program)
+        for v, x in zip(program.trace.inputs, weights, strict=False):
+            check_type(v, x, f"{where}.held")
         entry = Entry(name, arguments, about["out"], weights, program, way)
         if chosen == PORTABLE and self._compiles():
             compiled = importlib.import_module("tessera.artifact.compile")

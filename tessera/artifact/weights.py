@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 import torch
 
 from tessera.artifact.text import read_json
+from tessera.ir.equation import Value
 from tessera.ir.strides import resolved
+from tessera.ir.types import TensorType
 from tessera.util.errors import ArtifactError, OptionError
 from tessera.util.safetensors import CODES, NOTES, Unfit, head, place, row, split
 
@@ -30,6 +32,7 @@ class Shelf:
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     _names: dict[tuple, str] = field(default_factory=dict)
+    _spans: dict[str, tuple[torch.device, int, int]] = field(default_factory=dict)  # where they lie in the model
 
     def put(self, name: str, x: torch.Tensor) -> str:
         """The name under which this tensor is kept; one that is there already keeps its first."""
@@ -43,7 +46,16 @@ class Shelf:
             while name in self.tensors:
                 name, count = f"{base}.{count}", count + 1
             self.tensors[name], self._names[key] = resolved(x), name
+            self._spans[name] = x.device, x.data_ptr(), x.data_ptr() + _extent(x) * x.element_size()
         return self._names[key]
+
+    def meets(self, name: str) -> str | None:
+        """Another tensor with elements in the same memory. A file keeps them apart."""
+        device, begin, end = self._spans[name]
+        for other, (where, first, last) in self._spans.items():
+            if other != name and where == device and first < end and begin < last:
+                return other
+        return None
 
     def only(self, names: Collection[str]) -> Shelf:
         return Shelf({name: x for name, x in self.tensors.items() if name in names})
@@ -69,6 +81,13 @@ class Shelf:
         yield head(header, DATA_ALIGN)
         for name, size in order:
             yield bytes(size) if not name else memory_of(self.tensors[name])
+
+
+def check_type(v: Value, x: torch.Tensor, where: str) -> None:
+    """A tensor of the file is what the program takes it for. Kernels go by the program's word."""
+    t = v.type
+    if not isinstance(t, TensorType) or t.is_symbolic or (x.dtype, tuple(x.shape)) != (t.dtype, tuple(t.shape)):
+        raise ArtifactError(f"{where}: expected {v.name[:40]} as {t}, got {x.dtype} {list(x.shape)}")
 
 
 def stored_as(x: torch.Tensor) -> tuple[str, list[int], int]:

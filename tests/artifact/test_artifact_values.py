@@ -108,3 +108,59 @@ def test_the_best_target_that_fits_runs(tmp_path: Path) -> None:
     targets = [f"cpu:{level}" for level in reversed(levels)]
     tessera.export(torch.nn.functional.gelu, (torch.ones(4),), tmp_path / "m.tess", targets=targets)
     assert tessera.load(tmp_path / "m.tess").main.way.target == f"cpu:{levels[0]}"
+
+
+class Row(torch.nn.Module):
+    """It writes a row of another buffer."""
+
+    def __init__(self, whole: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("row", whole[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.row.add_(x) * 2
+
+
+class Both(Row):
+    def __init__(self, whole: Tensor) -> None:
+        super().__init__(whole)
+        self.register_buffer("whole", whole)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x), self.whole * 1
+
+
+class Whole(torch.nn.Module):
+    def __init__(self, whole: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("whole", whole)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.whole + x
+
+
+def test_state_in_the_memory_of_another_tensor_is_refused(tmp_path: Path) -> None:
+    whole, x, path = torch.zeros(2, 3), torch.ones(3), tmp_path / "m.tess"
+    told = "writes row, which lies in the same memory as whole"
+    with pytest.raises(OptionError, match=told):
+        tessera.export(Both(whole), (x,), path)
+    with pytest.raises(OptionError, match=told):
+        tessera.export({"write": (Row(whole), (x,)), "read": (Whole(whole), (x,))}, path=path)
+    tessera.export({"write": (Row(whole.clone()), (x,)), "read": (Whole(whole), (x,))}, path=path)
+    tessera.export({"a": (Whole(whole), (x,)), "b": (Whole(whole[0]), (x,))}, path=path)  # nobody writes
+
+
+def test_named_arguments_are_not_taken_by_position(tmp_path: Path) -> None:
+    """The file knows their names, not where they stand in the function."""
+
+    def fn(a: Tensor, b: Tensor | None = None, c: Tensor | None = None) -> Tensor:
+        return (a if b is None else a - b) * (1 if c is None else c)
+
+    a, b, c = torch.randn(3, 4)
+    for given in ({"c": c}, {"c": c, "b": b}):
+        tessera.export(fn, (a,), tmp_path / "m.tess", kwargs=given)
+        run = tessera.load(tmp_path / "m.tess")
+        torch.testing.assert_close(run(a, **given), fn(a, **given))
+        torch.testing.assert_close(run(**given, a=a), fn(a, **given))
+        with pytest.raises(InputError, match="expected a, c="):
+            run(a, *given.values())
