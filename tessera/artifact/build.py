@@ -22,7 +22,6 @@ from tessera.frontends.arguments import Leaf, SizeLeaf, TensorLeaf, ValueLeaf
 from tessera.ir.formula import Formula, formula_data
 from tessera.ir.printer import print_trace
 from tessera.ir.serial import VERSION, Writer
-from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.pipeline.compilation import Compilation
 from tessera.pipeline.options import Options
@@ -82,7 +81,7 @@ class Entry:
         (program,) = compilation.account.programs
         bound = {s: where for s, where in program.trace.symbols.items() if s != where[0].name}
         trace = program.trace.with_(symbols=bound)
-        held = [x for t in _traces(trace) for x in t.constants.values()]
+        held = [x for block in trace.nested() for x in block.constants.values()]
         claimed = KeptRegions(executors, kernels)
         writer = Writer(held=held, claimed=claimed, runtime=True)
         ends = compilation.executable.ends
@@ -124,10 +123,6 @@ def _row(leaf: Leaf) -> dict:
         case ValueLeaf(name, value) if value is None or type(value) in (bool, int, float, str):
             return {"name": name, "value": value}
     raise InputError(f"{leaf.name}: an artifact has no form for the argument {leaf}")
-
-
-def _traces(trace: Trace) -> list[Trace]:
-    return [trace, *(inner for body in trace.inner() for inner in _traces(body))]  # type: ignore[arg-type]
 
 
 def _facts(env: ShapeEnv | None) -> str:

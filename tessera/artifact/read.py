@@ -18,7 +18,6 @@ from tessera.artifact.specials import bring
 from tessera.artifact.weights import check_type
 from tessera.ir.aliased import Aliased
 from tessera.ir.binding import quick
-from tessera.ir.block import Block
 from tessera.ir.equation import Special
 from tessera.ir.formula import Formulas
 from tessera.ir.lifetimes import lifetimes
@@ -76,7 +75,9 @@ def read_program(
         regions = Regions(recorded, kernels, bind)
         reader = Reader(tables, (), [tensors[n] for n in names], Formulas(), regions)
         trace = reader.trace(number)
-        _check_constants(trace, where)
+        for block in trace.nested():
+            for v, x in block.constants.items():
+                check_type(v, x, where)
         layout = _layout(data.get("layout"), trace, reader)
         if not isinstance(written, list) or not all(type(n) is int and 0 <= n < len(trace.inputs) for n in written):
             raise Unserial(f"expected the inputs that are written, got {str(written)[:40]}")
@@ -87,13 +88,6 @@ def read_program(
     except FAULTS as error:
         raise ArtifactError(f"{where}: {error}") from error
     return Program(trace, layout, run, call, tuple(written), regions.counts)
-
-
-def _check_constants(trace: Block, where: str) -> None:
-    for v, x in trace.constants.items():
-        check_type(v, x, where)
-    for inner in trace.inner():
-        _check_constants(inner, where)
 
 
 def around(run: Callable[..., tuple], layout: Layout) -> Callable[..., tuple]:

@@ -57,3 +57,7 @@ class Block:
     def inner(self) -> list[Block]:
         """The blocks that equations hold as arguments."""
         return [a for eqn in self.equations for a in eqn.args if isinstance(a, Block)]
+
+    def nested(self) -> list[Block]:
+        """This block and those inside of it, at any depth."""
+        return [self, *(block for body in self.inner() for block in body.nested())]

@@ -7,7 +7,7 @@ import torch
 
 from tessera.distributed import in_step
 from tessera.frontends.functional.trace import trace_function
-from tessera.inspection.timeline import Clock, timeline
+from tessera.inspection.timeline import Clock, Timeline, timeline
 from tessera.ir.builder import Builder, emit
 from tessera.ir.dist import EXCHANGES, OVER, bytes_copied, bytes_sent, exchange_of, is_collective, on
 from tessera.ir.mesh import Mesh
@@ -78,29 +78,29 @@ def test_a_program_of_one_rank_stays_as_it_is() -> None:
     assert overlap(trace) is trace
 
 
-def test_small_kernels_wait_for_the_host() -> None:
-    """Unless the device has enough to do; views are no kernels, and what is fused launches nothing."""
+def with_a_millisecond(figure: str) -> tuple[Timeline, Timeline, int, int]:
+    """Timelines without and with such a figure, kernels and copies; what is fused does not count it."""
     program, _ = local()
     h100 = machine("h100")
-    slow = with_figures(h100, {"call": 1e-3}, "made up")
-    before, after = timeline(program, h100), timeline(program, slow)
+    slow = with_figures(h100, {figure: 1e-3}, "made up")
+    assert timeline(program, slow, fused=True) == timeline(program, h100, fused=True)
     kernels = sum(e.opname in ("matmul", "relu") for e in program.equations)
+    copies = sum(bytes_copied(e) > 0 for e in program.equations)
+    return timeline(program, h100), timeline(program, slow), kernels, copies
+
+
+def test_small_kernels_wait_for_the_host() -> None:
+    """Unless the device has enough to do; views are no kernels, and what is fused launches nothing."""
+    before, after, kernels, _ = with_a_millisecond("call")
     assert before.launching == 0 and after.computing == before.computing
     assert after.seconds > 1e-3 * kernels > before.seconds and after.launching > 0.9e-3 * kernels
     assert f"{1e3 * after.launching:.3f} of waiting for the host" in str(after) and "host" not in str(before)
-    assert timeline(program, slow, fused=True) == timeline(program, h100, fused=True)
 
 
 def test_every_kernel_takes_what_one_takes_that_does_nothing() -> None:
     """Views and what is fused do not."""
-    program, _ = local()
-    h100 = machine("h100")
-    slow = with_figures(h100, {"kernel": 1e-3}, "made up")
-    before, after = timeline(program, h100), timeline(program, slow)
-    kernels = sum(e.opname in ("matmul", "relu") for e in program.equations)
-    copies = sum(bytes_copied(e) > 0 for e in program.equations)
+    before, after, kernels, copies = with_a_millisecond("kernel")
     assert after.computing - before.computing == pytest.approx(1e-3 * (kernels + copies))
-    assert timeline(program, slow, fused=True) == timeline(program, h100, fused=True)
 
 
 def test_a_busy_device_lets_the_host_run_ahead() -> None:
